@@ -1,0 +1,40 @@
+# Needs python3 (3.10-3.13) and make; everything else is installed into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup demo test lint format bench faults docs clean
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+setup: $(VENV)/.installed
+
+demo: setup
+	@$(BIN)/python -m kmirror_dagster.sandbox.demo $(if $(CHECK),--check)
+
+test: setup
+	$(BIN)/python -m pytest tests -m 'not faults'
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+faults: setup
+	$(BIN)/python -m pytest tests -m faults --timeout 3600
+
+bench: setup
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""The only room that speaks Kafka: clients from settings, admin calls, wire protocol, record batches."""

@@ -1,0 +1,1 @@
+"""Who does what: leadership, state, coordinator, node process, HTTP API and its client."""

@@ -1,0 +1,1 @@
+"""The mirror in Dagster: assets, checks, sensors, schedules, jobs, resource."""

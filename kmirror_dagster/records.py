@@ -1,0 +1,210 @@
+"""Keys and values of `__mirror_state`, versioned.
+
+A key is a compact JSON array whose first element is the record type, so that compaction keeps the newest value of
+each thing; a value is a JSON object with its schema version under `v`. A null value deletes. Readers ignore
+fields they do not know and refuse versions above their own (the record is quarantined, never guessed at).
+
+Which coordinator partition a record lives in: CRC-32 (zlib) of the UTF-8 bytes of `mirror`, or of
+`mirror NUL topic NUL partition` for partition records, modulo the topic's partition count.
+"""
+
+import json
+import zlib
+from typing import Any, ClassVar, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kmirror_dagster.errors import RecordCorruptError
+from kmirror_dagster.lifecycle import DesiredState, MirrorState
+
+STATE_TOPIC = "__mirror_state"
+DEFAULT_STATE_PARTITIONS = 50
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    VERSION: ClassVar[int] = 1
+    TYPE: ClassVar[str] = ""
+
+    def key_parts(self) -> tuple[str | int, ...]:
+        """Parts of the key behind the record type."""
+        raise NotImplementedError
+
+    def key(self) -> bytes:
+        """Key bytes of this record."""
+        return encode_key(self.TYPE, *self.key_parts())
+
+    def value(self) -> bytes:
+        """Value bytes of this record, with the schema version under `v`."""
+        document = {"v": self.VERSION, **self.model_dump(mode="json")}
+        return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
+
+
+class MirrorRecord(_Record):
+    """A mirror: its settings document (secrets only as `${ENV}` references) and identity of both clusters."""
+
+    TYPE = "mirror"
+    mirror: str
+    document: dict[str, Any]
+    source_cluster_id: str
+    destination_cluster_id: str
+    created_ms: int
+    revision: int = 0
+
+    def key_parts(self) -> tuple[str | int, ...]:
+        return (self.mirror,)
+
+
+class TopicRecord(_Record):
+    """Intent for one topic of a mirror, written by the mirror's coordinator, followed by every node.
+
+    Attributes:
+        partitions: partition count at the source that the destination has as well.
+        source_topic_id: topic id at the source (KIP-516), None when the source has none.
+        desired: what the operator wants.
+        error: why the topic cannot be mirrored (creation refused, name collision, ...), None when it can.
+        stopped_by: "operator" or "filter" when desired is STOPPED; discovery restarts only what a filter stopped.
+    """
+
+    TYPE = "topic"
+    mirror: str
+    topic: str
+    partitions: int
+    source_topic_id: str | None = None
+    desired: DesiredState = DesiredState.MIRRORING
+    error: str | None = None
+    stopped_by: str | None = None
+    revision: int = 0
+    since_ms: int = 0
+
+    def key_parts(self) -> tuple[str | int, ...]:
+        return (self.mirror, self.topic)
+
+
+class PartitionRecord(_Record):
+    """Actual state of one mirror partition, written by the node that leads its coordinator partition.
+
+    Attributes:
+        leader_epoch: epoch of the coordinator that wrote it.
+        state_epoch: grows by one with every transition.
+        retry_attempt: automatic retries since the last good state.
+        retriable: False when only `recover` (or a stop) leads out of FAILED.
+        producer_id: idempotent producer id all its data is appended with, -1 before the first alignment.
+    """
+
+    TYPE = "partition"
+    mirror: str
+    topic: str
+    partition: int
+    state: MirrorState
+    previous_state: MirrorState | None = None
+    leader_epoch: int = 0
+    state_epoch: int = 0
+    error: str | None = None
+    retriable: bool = True
+    retry_attempt: int = 0
+    source_topic_id: str | None = None
+    source_leader_epoch: int = -1
+    since_ms: int = 0
+    producer_id: int = -1
+    producer_epoch: int = -1
+
+    def key_parts(self) -> tuple[str | int, ...]:
+        return (self.mirror, self.topic, self.partition)
+
+
+class PositionRecord(_Record):
+    """Last mirror position: written while STOPPING, read by failback (KIP-1279 LastMirrorEpochs).
+
+    Attributes:
+        source_leader_epoch: leader epoch of the last mirrored batch at the source, -1 when unknown.
+        offset: log end offset up to which source and destination are the same log.
+    """
+
+    TYPE = "position"
+    mirror: str
+    topic: str
+    partition: int
+    source_cluster_id: str
+    source_leader_epoch: int
+    offset: int
+    recorded_ms: int
+
+    def key_parts(self) -> tuple[str | int, ...]:
+        return (self.mirror, self.topic, self.partition)
+
+
+class LeaderRecord(_Record):
+    """Who leads a coordinator partition; writing it is what fences the former leader."""
+
+    TYPE = "leader"
+    coordinator_partition: int
+    node_id: str
+    endpoint: str
+    epoch: int
+    since_ms: int
+
+    def key_parts(self) -> tuple[str | int, ...]:
+        return (self.coordinator_partition,)
+
+
+Record: TypeAlias = MirrorRecord | TopicRecord | PartitionRecord | PositionRecord | LeaderRecord
+Key: TypeAlias = tuple[str | int, ...]
+
+_TYPES: dict[str, type[_Record]] = {
+    cls.TYPE: cls for cls in (MirrorRecord, TopicRecord, PartitionRecord, PositionRecord, LeaderRecord)
+}
+
+
+def encode_key(record_type: str, *parts: str | int) -> bytes:
+    """Key bytes of a record type and its identifying parts."""
+    return json.dumps([record_type, *parts], separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def decode_key(data: bytes) -> Key:
+    """Parts of a key, the record type first.
+
+    Raises:
+        RecordCorruptError: when the bytes are no key of this format.
+    """
+    try:
+        parts = json.loads(data)
+    except ValueError as error:
+        raise RecordCorruptError(f"key {data!r} is not JSON: {error}") from error
+    if not isinstance(parts, list) or not parts or not all(isinstance(p, (str, int)) for p in parts):
+        raise RecordCorruptError(f"key {data!r} is not an array of strings and numbers")
+    return tuple(parts)
+
+
+def decode(key: bytes, value: bytes) -> Record:
+    """Read one record.
+
+    Raises:
+        RecordCorruptError: when key or value cannot be read, disagree, or are of a newer schema version.
+    """
+    parts = decode_key(key)
+    cls = _TYPES.get(str(parts[0]))
+    if cls is None:
+        raise RecordCorruptError(f"unknown record type {parts[0]!r}")
+    try:
+        document = json.loads(value)
+        version = document.get("v") if isinstance(document, dict) else None
+        if not isinstance(version, int) or not 1 <= version <= cls.VERSION:
+            raise RecordCorruptError(f"record {parts} has schema version {version!r}, readable: 1..{cls.VERSION}")
+        record = cls.model_validate(document)
+    except (ValueError, ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise RecordCorruptError(f"value of record {parts} cannot be read: {reason}") from error
+    if (cls.TYPE, *record.key_parts()) != parts:
+        raise RecordCorruptError(f"record {parts} names another thing in its value: {record.key_parts()}")
+    return record  # pyright: ignore[reportReturnType]
+
+
+def mirror_owner(mirror: str, count: int) -> int:
+    """Coordinator partition that leads a mirror's own work (discovery, configs, groups, ACLs)."""
+    return zlib.crc32(mirror.encode()) % count
+
+
+def partition_owner(mirror: str, topic: str, partition: int, count: int) -> int:
+    """Coordinator partition that leads one mirror partition's state and copying."""
+    return zlib.crc32(f"{mirror}\0{topic}\0{partition}".encode()) % count

@@ -1,0 +1,1 @@
+"""Two real Apache Kafka clusters on this machine, from packages alone."""

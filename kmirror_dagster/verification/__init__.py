@@ -1,0 +1,1 @@
+"""Comparison of both clusters, record by record."""
