@@ -6,7 +6,8 @@ class KmirrorError(Exception):
 
     Attributes:
         retriable: trying the same thing again later may succeed without anybody's help.
-        exit_code: what the command line ends with (2: the caller has to change something, 1: it did not work).
+        exit_code: what the command line ends with (2: the caller has to change something,
+            1: it did not work).
     """
 
     retriable: bool = False
