@@ -1,0 +1,130 @@
+"""What a mirror does when there is a choice: where to start, what loss means, when a failover is called for."""
+
+from datetime import datetime, timezone
+from typing import Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+
+from kmirror_dagster.settings.base import Settings, refused
+
+_START_FORM = "expected earliest, latest or {timestamp: ...}"
+
+
+class StartPolicy(Settings):
+    """Where mirroring of a new topic begins: `earliest`, `latest` or `{timestamp: 2026-01-31T00:00:00Z}`.
+
+    Offsets are the source's in each case.
+    """
+
+    at: Literal["earliest", "latest", "timestamp"] = Field(default="earliest", description="Kind of start.")
+    timestamp: datetime | None = Field(
+        default=None, description="First record at or after this time (ISO-8601 with its offset from UTC)."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_document(cls, value: object) -> object:
+        if isinstance(value, str):
+            if value.lower() not in ("earliest", "latest"):
+                raise refused(_START_FORM)
+            return {"at": value.lower()}
+        if isinstance(value, dict):
+            if set(value) == {"timestamp"}:
+                return {"at": "timestamp", "timestamp": value["timestamp"]}
+            if set(value) <= {"at", "timestamp"}:
+                return value
+        if isinstance(value, StartPolicy):
+            return value
+        raise refused(_START_FORM)
+
+    @field_validator("timestamp", mode="before")
+    @classmethod
+    def _text_only(cls, value: object) -> object:
+        # pydantic would take a number for seconds or milliseconds, depending on its size
+        if value is not None and not isinstance(value, (str, datetime)):
+            raise refused("expected a time such as 2026-01-31T00:00:00Z")
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> "StartPolicy":
+        if (self.at == "timestamp") != (self.timestamp is not None):
+            raise refused(_START_FORM)
+        if self.timestamp is not None and self.timestamp.tzinfo is None:
+            raise refused("needs its offset from UTC: append Z, or +01:00 and the like", setting="timestamp")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_document(self, handler: SerializerFunctionWrapHandler) -> str | dict[str, str]:
+        if self.timestamp is None:
+            return self.at
+        return {"timestamp": self.timestamp.astimezone(timezone.utc).isoformat()}
+
+    @property
+    def timestamp_ms(self) -> int | None:
+        """Start time in epoch milliseconds; None for earliest and latest."""
+        return None if self.timestamp is None else round(self.timestamp.timestamp() * 1_000)
+
+
+class FailoverSettings(Settings):
+    """When the failover sensor acts. It is switched on and off in Dagster and is off by default."""
+
+    bad_observations: int = Field(
+        default=5,
+        ge=1,
+        le=3_600,
+        description="Failed looks at the source in a row, one per second, before acting.",
+    )
+    probe_quorum: int = Field(
+        default=1,
+        ge=1,
+        le=1_000,
+        description="Nodes that have to agree that the source is down; Dagster looks as well.",
+    )
+    cool_down_seconds: int = Field(
+        default=600,
+        ge=0,
+        le=604_800,
+        description="Time after a failover in which no other one of the mirror is made.",
+    )
+    max_destination_lag_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        description="Do not fail over on its own when more than this would be lost, seconds; no limit when not set.",
+    )
+
+
+class PolicySettings(Settings):
+    """Choices of one mirror."""
+
+    start: StartPolicy = Field(
+        default_factory=StartPolicy,
+        description="Where a new topic begins: earliest, latest or {timestamp: ...}.",
+    )
+    source_log_start_beyond_cursor: Literal["stop", "skip-to-start"] = Field(
+        default="stop",
+        description="The source deleted records that were not mirrored yet. stop: the partition FAILS with the offsets "
+        "lost; skip-to-start: record the loss and go on at the source's first offset.",
+    )
+    replication_factor: int | None = Field(
+        default=None,
+        ge=1,
+        le=32_767,
+        description="Replicas of created topics; the source's, at most the destination's brokers, when not set.",
+    )
+    max_hole_records: int = Field(
+        default=10_000_000,
+        ge=0,
+        le=9_007_199_254_740_991,
+        description="Longest run of offsets without a readable record inside a log that is filled up; a longer one FAILS.",
+    )
+    rpo_seconds: float = Field(
+        default=60.0, gt=0, le=31_536_000, description="Lag in seconds above which the lag check fails."
+    )
+    max_lag_records: int | None = Field(
+        default=None,
+        ge=0,
+        description="Lag in records above which the lag check fails; no limit when not set.",
+    )
+    failover: FailoverSettings = Field(
+        default_factory=FailoverSettings, description="When the failover sensor acts, once it is switched on."
+    )
