@@ -110,7 +110,7 @@ class TopicStatus(ApiModel):
 
 
 class MirrorSummary(ApiModel):
-    """A mirror at a glance. `states` counts partitions per state; a partition without a state counts as "NONE"."""
+    """A mirror at a glance. `states` counts partitions per state, those without one under "NONE"."""
 
     mirror: str
     source_bootstrap: str
@@ -195,7 +195,11 @@ class StateWriteResult(ApiModel):
 
 
 class StateChange(ApiModel):
-    """One stored state of a mirror partition as a follower sees it. `sequence` orders changes of one partition."""
+    """One stored state of a mirror partition as a follower sees it.
+
+    `state_epoch` orders the changes of one partition. A follower may meet the same one twice (another node
+    answers, or a new leader stored the state again): what has no newer `state_epoch` is not news.
+    """
 
     mirror: str
     topic: str
@@ -209,8 +213,12 @@ class StateChange(ApiModel):
 
 
 class ChangeFeed(ApiModel):
-    """Changes behind a cursor, oldest first; at most the limit asked for. `reset`: the cursor was too old or of
-    another state topic, and what follows is the whole of the current state."""
+    """Changes behind a cursor, oldest first; at most the limit asked for.
+
+    Attributes:
+        reset: the cursor given was too old or of another state topic; what follows is all current state.
+        more: there are further changes to be read at once.
+    """
 
     changes: list[StateChange]
     cursor: str
