@@ -12,7 +12,7 @@ import json
 import zlib
 from typing import Any, ClassVar, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kmirror_dagster.errors import RecordCorruptError
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
@@ -59,11 +59,17 @@ class TopicRecord(_Record):
     """Intent for one topic of a mirror, written by the mirror's coordinator, followed by every node.
 
     Attributes:
-        partitions: partition count at the source that the destination has as well.
+        partitions: partition count at the source that the destination has as well; 0 while the destination topic
+            is not the mirror's (not created yet, refused, or somebody else's).
         source_topic_id: topic id at the source (KIP-516), None when the source has none.
         desired: what the operator wants.
         error: why the topic cannot be mirrored (creation refused, name collision, ...), None when it can.
         stopped_by: "operator" or "filter" when desired is STOPPED; discovery restarts only what a filter stopped.
+        started_by: "filter" or "operator": what was started by name is not stopped because no filter selects it.
+        destination_topic_id: topic id of the copy; another one means that the copy was deleted meanwhile.
+        source_configs: the source's own value of each configuration held back while mirroring (None: it has none);
+            put in place at stop, which must not need the source.
+        synced_configs: configuration keys that the mirror has put at the destination.
     """
 
     TYPE = "topic"
@@ -74,6 +80,10 @@ class TopicRecord(_Record):
     desired: DesiredState = DesiredState.MIRRORING
     error: str | None = None
     stopped_by: str | None = None
+    started_by: str = "filter"
+    destination_topic_id: str | None = None
+    source_configs: dict[str, str | None] = Field(default_factory=dict)
+    synced_configs: list[str] = Field(default_factory=list)
     revision: int = 0
     since_ms: int = 0
 
@@ -190,7 +200,9 @@ def decode(key: bytes, value: bytes) -> Record:
         document = json.loads(value)
         version = document.get("v") if isinstance(document, dict) else None
         if not isinstance(version, int) or not 1 <= version <= cls.VERSION:
-            raise RecordCorruptError(f"record {parts} has schema version {version!r}, readable: 1..{cls.VERSION}")
+            raise RecordCorruptError(
+                f"record {parts} has schema version {version!r}, readable: 1..{cls.VERSION}"
+            )
         record = cls.model_validate(document)
     except (ValueError, ValidationError) as error:
         reason = str(error).splitlines()[0]

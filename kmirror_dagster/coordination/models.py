@@ -5,6 +5,8 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
+from kmirror_dagster.metadata.outcome import RefreshStatus as RefreshStatus
+from kmirror_dagster.metadata.outcome import StepStatus as StepStatus
 
 
 class ApiModel(BaseModel):
@@ -58,30 +60,6 @@ class PartitionStatus(ApiModel):
     node_id: str | None = None
     source_topic_id: str | None = None
     last_mirror_offset: int | None = None
-
-
-class StepStatus(ApiModel):
-    """Outcome of one step of the newest refresh; `errors` names topic or group -> reason."""
-
-    step: str
-    ok: bool
-    changes: int = 0
-    duration_ms: int = 0
-    errors: dict[str, str] = Field(default_factory=dict)
-
-
-class RefreshStatus(ApiModel):
-    """Newest metadata refresh of a mirror."""
-
-    started_ms: int
-    finished_ms: int
-    steps: list[StepStatus]
-    source_reachable: bool = True
-
-    @property
-    def ok(self) -> bool:
-        """Whether every step ended without an error."""
-        return all(step.ok for step in self.steps)
 
 
 class ProbeObservation(ApiModel):

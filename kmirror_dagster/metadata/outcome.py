@@ -1,0 +1,88 @@
+"""What one metadata refresh reports, and what of it the coordinator is to store."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class StepStatus(BaseModel):
+    """Outcome of one step of the newest refresh.
+
+    Attributes:
+        step: name of the step, see `Step`.
+        ok: no errors.
+        changes: altering requests made (topics, groups or partitions changed).
+        errors: topic or group -> reason; the step's own failure stands under "*".
+        notes: what was left alone on purpose, and why.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    step: str
+    ok: bool
+    changes: int = 0
+    duration_ms: int = 0
+    errors: dict[str, str] = Field(default_factory=dict)
+    notes: list[str] = Field(default_factory=list)
+
+
+class RefreshStatus(BaseModel):
+    """Newest metadata refresh of a mirror; times in epoch milliseconds."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    started_ms: int
+    finished_ms: int
+    steps: list[StepStatus]
+    source_reachable: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Whether every step ended without an error."""
+        return all(step.ok for step in self.steps)
+
+
+@dataclass(frozen=True)
+class TopicIntent:
+    """What the coordinator is to store about one topic (a `TopicRecord`).
+
+    Attributes:
+        partitions: partitions that source and destination both have; 0 while the destination topic is not the
+            mirror's (not created, refused or somebody else's).
+        source_topic_id: topic id at the source the copy is of.
+        destination_topic_id: topic id of the copy; another one later means that it was deleted there.
+        error: why the topic cannot be mirrored now, None when it can.
+        stop: the filters no longer select it.
+        created: the destination topic is new and empty: its partitions start with LOG_ALIGNMENT, whatever they were.
+        held: the source's own value of each configuration held back while mirroring, None where the source has
+            none; what `release` puts in place at stop.
+        synced: configuration keys that are at the destination because of the mirror; a key that leaves the source
+            is removed only when it is one of them.
+    """
+
+    topic: str
+    partitions: int
+    source_topic_id: str | None = None
+    destination_topic_id: str | None = None
+    error: str | None = None
+    stop: bool = False
+    created: bool = False
+    held: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
+    synced: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RefreshOutcome:
+    """Result of one refresh.
+
+    Attributes:
+        status: per step, for people and checks.
+        topics: intents to store. A topic that is known and missing here is to be left as it is.
+        source_replaced: the reason when another cluster answers at the source's address; then every topic's
+            intent carries it as its error and nothing was changed.
+    """
+
+    status: RefreshStatus
+    topics: list[TopicIntent]
+    source_replaced: str | None = None
