@@ -85,6 +85,7 @@ def start_node(
             "stop it with 'kmirror node stop' or name another one with --state-dir"
         )
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    directory.mark_stopped(False)
     log_start = directory.log_file.stat().st_size if directory.log_file.exists() else 0
     pids = _spawn(directory, config, wait_s, environ)
     while time.monotonic() < deadline:
@@ -101,9 +102,13 @@ def start_node(
 def stop_node(state_dir: Path, *, wait_s: float = 30.0) -> bool:
     """Drain and end the node of a state directory; True when there was one.
 
+    The directory remembers that this was on purpose, so that no keeper starts the node again.
     A node that has not ended within `wait_s` is killed: its work is then taken over like after a crash.
     """
-    running = StateDirectory(state_dir).read_endpoint()
+    directory = StateDirectory(state_dir)
+    running = directory.read_endpoint()
+    if state_dir.exists():
+        directory.mark_stopped(True)
     if running is None:
         return False
     _signal(running.pid, signal.SIGTERM)

@@ -60,6 +60,7 @@ class StateDirectory:
         self._endpoint_file = path / "node.json"
         self._token_file = path / "token"
         self._lock_file = path / "lock"
+        self._stopped_file = path / "stopped"
         self._lock: int | None = None
 
     def acquire(self) -> None:
@@ -126,6 +127,18 @@ class StateDirectory:
         except (FileNotFoundError, ValidationError):
             return None
         return content if content.is_alive() else None
+
+    def mark_stopped(self, stopped: bool) -> None:
+        """Note that somebody stopped the node on purpose, or that it is wanted again."""
+        if stopped:
+            self._write(self._stopped_file, "")
+        else:
+            self._stopped_file.unlink(missing_ok=True)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the node was stopped on purpose: a keeper then leaves it alone."""
+        return self._stopped_file.exists()
 
     def _write(self, path: Path, content: str) -> None:
         """Replace a file in one step, so that no reader sees half of it."""
