@@ -23,8 +23,8 @@ def refused(reason: str, *, setting: str | None = None) -> PydanticCustomError:
     """Build the error that a validator raises.
 
     Args:
-        reason: what is wrong and how to put it right, without the value: it may be a secret. A reason that begins
-            with "expected" gets the value as written (never a secret one) appended where it is reported.
+        reason: what is wrong and how to put it right, without the value: it may be a secret. A reason that
+            begins with "expected" is reported with the value as written, unless that is a secret.
         setting: documented name of the setting at fault when a whole section is validated.
     """
     return PydanticCustomError("refused", "{reason}", {"reason": reason, "setting": setting})

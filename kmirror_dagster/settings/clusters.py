@@ -33,7 +33,8 @@ def parse_address(text: str) -> tuple[str, int]:
 class ClusterSettings(Settings):
     """Connection to one cluster.
 
-    TLS is always verified: certificate chain and, unless `ssl.endpoint.identification.algorithm` is `none`, host name.
+    TLS is always verified: the certificate chain, and the host name unless
+    `ssl.endpoint.identification.algorithm` is `none`.
     """
 
     model_config = ConfigDict(alias_generator=dotted)
@@ -51,7 +52,7 @@ class ClusterSettings(Settings):
     ssl_ca_location: str | None = Field(
         default=None,
         min_length=1,
-        description="PEM file (or directory) of the certificate authorities to trust; the system's own when not set.",
+        description="PEM file or directory of the authorities to trust; the system's when not set.",
     )
     ssl_certificate_location: str | None = Field(
         default=None, min_length=1, description="PEM file of the client certificate chain (mutual TLS)."
@@ -59,7 +60,7 @@ class ClusterSettings(Settings):
     ssl_key_location: str | None = Field(
         default=None,
         min_length=1,
-        description="PEM file of the client certificate's private key (mutual TLS).",
+        description="PEM file of that certificate's private key.",
     )
     ssl_key_password: SecretStr | None = Field(default=None, description="Password of the private key.")
     ssl_endpoint_identification_algorithm: Literal["https", "none"] = Field(
@@ -88,7 +89,7 @@ class ClusterSettings(Settings):
     https_ca_location: str | None = Field(
         default=None,
         min_length=1,
-        description="PEM file (or directory) of the authorities to trust at the token endpoint; the system's own when not set.",
+        description="As ssl.ca.location, for the token endpoint.",
     )
 
     request_timeout_ms: int = Field(
@@ -152,9 +153,7 @@ class ClusterSettings(Settings):
         if parts is None or parts.scheme not in ("https", "http") or not host:
             raise refused("expected an https:// address")
         if parts.username is not None or parts.password is not None:
-            raise refused(
-                "must not carry credentials: use sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret"
-            )
+            raise refused("must not carry credentials: use sasl.oauthbearer.client.id and .client.secret")
         return value
 
     @model_validator(mode="after")
@@ -216,7 +215,8 @@ class ClusterSettings(Settings):
         # Silently ignoring it would leave an operator believing in protection that is not there.
         if name in self.model_fields_set and getattr(self, name) is not None:
             raise refused(
-                f"has no effect with security.protocol {self.security_protocol}: set it to {protocols}, or remove this",
+                f"has no effect with security.protocol {self.security_protocol}: "
+                f"set that to {protocols}, or remove this",
                 setting=dotted(name),
             )
 

@@ -1,4 +1,4 @@
-"""Which topics, groups, ACLs and topic properties belong to a mirror: whole-name RE2 patterns, exclude wins."""
+"""What belongs to a mirror: whole-name RE2 patterns, exclude wins."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -53,6 +53,7 @@ def check_pattern(pattern: str) -> None:
     except re2.error as error:
         detail = error.args[0] if error.args else error
         text = detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail)
+        text = text.removesuffix(f": {pattern}")  # RE2 names the part at fault, which may be all of it
         raise refused(f"{pattern!r} is not a valid RE2 pattern: {text}") from None
 
 
@@ -89,13 +90,13 @@ def split_list(text: str) -> list[str]:
 
 
 class FilterSettings(Settings):
-    """What of the source a mirror covers. All are lists of whole-name RE2 patterns; a plain name is a pattern too."""
+    """What of the source a mirror covers: lists of whole-name RE2 patterns; a plain name is a pattern too."""
 
     model_config = ConfigDict(alias_generator=dotted)
 
     topics_include: tuple[str, ...] = Field(
         default=(),
-        description="Topics mirrored without being asked for; none when empty: only started ones are.",
+        description="Topics mirrored on sight; when empty, only those started by name.",
     )
     topics_exclude: tuple[str, ...] = Field(
         default=("__.*",), description="Topics never mirrored, whatever topics.include says."
@@ -106,12 +107,12 @@ class FilterSettings(Settings):
     groups_exclude: tuple[str, ...] = Field(default=(), description="Consumer groups left alone.")
     acls_include: tuple[str, ...] = Field(
         default=("*",),
-        description="ACLs kept equal: resourceType;resourceNamePattern;operation;permission;principalPattern, "
+        description="ACLs kept equal: type;namePattern;operation;permission;principalPattern; "
         "* for any, fields at the end may be left out.",
     )
     topic_properties_exclude: tuple[str, ...] = Field(
         default=DEFAULT_TOPIC_PROPERTIES_EXCLUDE,
-        description="Topic configurations that stay the destination's own. A list given here replaces the default one.",
+        description="Topic configurations that stay the destination's own; replaces the default list.",
     )
 
     @field_validator("*", mode="before")
@@ -161,7 +162,7 @@ class FilterSettings(Settings):
     def selects_acl(
         self, *, resource_type: str, resource_name: str, operation: str, permission: str, principal: str
     ) -> bool:
-        """Tell whether an ACL is kept equal (KIP-1279 `acls.include`); type, operation, permission in any case."""
+        """Tell whether an ACL is kept equal (KIP-1279 `acls.include`); letter case of enums is ignored."""
         values = (resource_type, resource_name, operation, permission, principal)
         return any(_acl_rule_matches(rule, values) for rule in self.acls_include)
 

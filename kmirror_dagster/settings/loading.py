@@ -88,7 +88,7 @@ def parse_mirror(text: str, name: str, environ: Mapping[str, str] | None = None)
 def load_document(path: Path) -> dict[str, Any]:
     """Read a mirror's settings file as the document that is sent to a node and stored, references unresolved.
 
-    Everything that can be known without the environment is checked: names, types, and that no secret is literal.
+    All that can be known without the environment is checked: names, types, and that no secret is literal.
 
     Raises:
         SettingsError: one line with file, line, setting and remedy.
@@ -185,7 +185,7 @@ def _worst(document: Document, problems: Iterable[_Problem]) -> Exception:
 def _judge(
     detail: ErrorDetails, document: Document, model: type[Settings], *, unjudged: bool
 ) -> _Problem | None:
-    """Translate one of pydantic's errors; None when it repeats a name problem or depends on the environment."""
+    """Translate one of pydantic's errors; None for a name problem or what depends on the environment."""
     kind = detail["type"]
     if kind == "extra_forbidden":
         return None

@@ -1,4 +1,4 @@
-"""Names of settings: which a section knows, which hold secrets, and what somebody meant who wrote another one."""
+"""Names of settings: which are known, which hold secrets, what was meant by another one."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ _MAX_LISTED = 12
 _FOREIGN_NAMES: Mapping[str, str] = {
     "sasl.mechanisms": "did you mean 'sasl.mechanism'?",
     "sasl.jaas.config": "use sasl.username and sasl.password",
-    "sasl.login.callback.handler.class": "use sasl.mechanism: OAUTHBEARER and sasl.oauthbearer.token.endpoint.url",
+    "sasl.login.callback.handler.class": "use sasl.oauthbearer.token.endpoint.url",
     "sasl.oauthbearer.client.credentials.client.id": "use sasl.oauthbearer.client.id",
     "sasl.oauthbearer.client.credentials.client.secret": "use sasl.oauthbearer.client.secret",
     "ssl.truststore.location": "use ssl.ca.location with a PEM file",
@@ -119,7 +119,7 @@ def _advice(key: str, model: type[Settings]) -> str:
         return f"did you mean {by_plain[close[0]]!r}?"
     if len(known) <= _MAX_LISTED:
         return f"known here: {', '.join(known)}"
-    return "remove it; the names are Kafka's client properties" if model is ClusterSettings else "remove it"
+    return "remove it (names here are Kafka's client properties)" if model is ClusterSettings else "remove it"
 
 
 def _place_of(plain: str, model: type[Settings]) -> str | None:

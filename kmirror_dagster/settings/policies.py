@@ -1,4 +1,4 @@
-"""What a mirror does when there is a choice: where to start, what loss means, when a failover is called for."""
+"""What a mirror does where there is a choice: where to start, what loss means, when to fail over."""
 
 from datetime import datetime, timezone
 from typing import Literal
@@ -89,7 +89,7 @@ class FailoverSettings(Settings):
     max_destination_lag_seconds: float | None = Field(
         default=None,
         gt=0,
-        description="Do not fail over on its own when more than this would be lost, seconds; no limit when not set.",
+        description="No failover on its own when more than this may be lost; no limit when not set.",
     )
 
 
@@ -102,20 +102,20 @@ class PolicySettings(Settings):
     )
     source_log_start_beyond_cursor: Literal["stop", "skip-to-start"] = Field(
         default="stop",
-        description="The source deleted records that were not mirrored yet. stop: the partition FAILS with the offsets "
-        "lost; skip-to-start: record the loss and go on at the source's first offset.",
+        description="The source deleted records before they were mirrored. stop: the partition is FAILED, "
+        "naming the lost offsets; skip-to-start: the loss is recorded, copying goes on behind it.",
     )
     replication_factor: int | None = Field(
         default=None,
         ge=1,
         le=32_767,
-        description="Replicas of created topics; the source's, at most the destination's brokers, when not set.",
+        description="Replicas of created topics; not set: the source's, at most the brokers there are.",
     )
     max_hole_records: int = Field(
         default=10_000_000,
         ge=0,
         le=9_007_199_254_740_991,
-        description="Longest run of offsets without a readable record inside a log that is filled up; a longer one FAILS.",
+        description="Longest run of offsets without a readable record that is filled; beyond it: FAILED.",
     )
     rpo_seconds: float = Field(
         default=60.0, gt=0, le=31_536_000, description="Lag in seconds above which the lag check fails."

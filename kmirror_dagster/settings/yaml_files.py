@@ -1,7 +1,7 @@
 """Reading a YAML file into a document.
 
-Scalars follow YAML 1.2's core schema without octal and hexadecimal numbers (`on` and `no` are text, times stay
-text), so that a document is JSON as well.
+Scalars follow YAML 1.2's core schema without octal and hexadecimal numbers (`on` and `no` are text, times
+stay text), so that a document is JSON as well.
 """
 
 import re
@@ -68,8 +68,8 @@ def read_yaml(text: str, name: str) -> Document:
     """Read YAML text that holds one mapping.
 
     Raises:
-        SettingsError: when it is not YAML, holds no mapping, or gives a setting twice. YAML's own error is not
-            carried along: it quotes the line, and the line may hold a secret.
+        SettingsError: when it is not YAML, holds no mapping, or gives a setting twice. YAML's own error is
+            left behind: it quotes the line, and the line may hold a secret.
     """
     try:
         root = yaml.compose(text, Loader=_CoreLoader)
