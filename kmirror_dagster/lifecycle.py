@@ -64,6 +64,9 @@ ALLOWED_FROM: dict[MirrorState, frozenset[MirrorState | None]] = {
 # States in which nothing is left to do until somebody wants something else.
 SETTLED_STATES = frozenset({_S.MIRRORING, _S.PAUSED, _S.STOPPED, _S.FAILED})
 
+# States whose work is to find out where the destination's log ends and what the source has there.
+ALIGNING_STATES = frozenset({_S.LOG_ALIGNMENT, _S.EPOCH_FENCING, _S.ULE_RECOVERY})
+
 SETTLED_FOR: dict[DesiredState, MirrorState] = {
     DesiredState.MIRRORING: _S.MIRRORING,
     DesiredState.PAUSED: _S.PAUSED,
