@@ -1,0 +1,68 @@
+"""Fixtures of all tests: real Kafka clusters, started once where they can be shared."""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kmirror_dagster.sandbox.cluster import SandboxCluster
+from tests.helpers.waiting import unique_name
+
+ClusterFactory = Callable[..., SandboxCluster]
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Source and destination, one broker each, shared by the whole session: use names of your own."""
+
+    source: SandboxCluster
+    destination: SandboxCluster
+
+
+def start_all(clusters: list[SandboxCluster]) -> None:
+    """Start clusters side by side."""
+    with ThreadPoolExecutor(len(clusters)) as pool:
+        for started in [pool.submit(cluster.start) for cluster in clusters]:
+            started.result()
+
+
+@pytest.fixture(scope="session")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
+    """The session's pair of clusters; downloads Kafka's jars the first time on a machine."""
+    home = tmp_path_factory.mktemp("clusters")
+    pair = Clusters(SandboxCluster("source", home), SandboxCluster("destination", home))
+    try:
+        start_all([pair.source, pair.destination])
+        yield pair
+    finally:
+        pair.source.stop(wait_s=5)
+        pair.destination.stop(wait_s=5)
+
+
+@pytest.fixture
+def cluster_factory(tmp_path: Path) -> Iterator[ClusterFactory]:
+    """Makes clusters of this test's own: ``cluster_factory("source", brokers=3, overrides={...})``."""
+    made: list[SandboxCluster] = []
+
+    def make(
+        name: str | None = None,
+        brokers: int = 1,
+        overrides: Mapping[str, str] | None = None,
+        *,
+        start: bool = True,
+        **more: Any,
+    ) -> SandboxCluster:
+        cluster = SandboxCluster(name or unique_name("cluster"), tmp_path, brokers, overrides, **more)
+        made.append(cluster)
+        if start:
+            cluster.start()
+        return cluster
+
+    try:
+        yield make
+    finally:
+        for cluster in made:
+            cluster.remove()
