@@ -1,5 +1,6 @@
 """A record as one reads it from a log, as a plain tuple: readers handle hundreds of thousands a second."""
 
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 Headers: TypeAlias = list[tuple[str, bytes | None]]
@@ -17,3 +18,29 @@ HEADERS: Final = 5
 # timestamp types as librdkafka numbers them; 0 stands for none
 CREATE_TIME: Final = 1
 LOG_APPEND_TIME: Final = 2
+
+
+@dataclass(frozen=True)
+class LogRange:
+    """Offsets `start` (inclusive) to `end` (exclusive) of one partition."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive readable records of one partition.
+
+    Attributes:
+        size: bytes it takes in memory, about.
+        done: the range has been read to its end; no further chunk of this partition follows.
+    """
+
+    topic: str
+    partition: int
+    records: list[LogRecord]
+    size: int
+    done: bool

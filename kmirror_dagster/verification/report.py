@@ -124,3 +124,8 @@ class DifferenceLog:
     def count(self, kind: DifferenceKind) -> None:
         """Count one difference without listing it."""
         self.by_kind[kind] += 1
+
+    def merge(self, other: "DifferenceLog") -> None:
+        """Take in what another log has counted, and list what there is room for."""
+        self.by_kind.update(other.by_kind)
+        self.listed += other.listed[: max(0, self._limit - len(self.listed))]

@@ -1,0 +1,136 @@
+"""The verbs of the lifecycle: start, pause, resume, stop, recover."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from kmirror_dagster.cli.options import (
+    JsonOption,
+    MirrorArgument,
+    TimeoutOption,
+    TopicsOption,
+    WaitOption,
+    split_patterns,
+)
+from kmirror_dagster.cli.session import session_of
+from kmirror_dagster.lifecycle import MirrorState
+
+if TYPE_CHECKING:
+    from kmirror_dagster.coordination.client import NodeClient
+    from kmirror_dagster.coordination.models import VerbResult
+
+_TARGETS = {
+    "start": MirrorState.MIRRORING,
+    "pause": MirrorState.PAUSED,
+    "resume": MirrorState.MIRRORING,
+    "stop": MirrorState.STOPPED,
+    "recover": MirrorState.MIRRORING,
+}
+
+
+def start(
+    ctx: typer.Context,
+    mirror: MirrorArgument,
+    topics: TopicsOption = None,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = 60.0,
+    json: JsonOption = False,
+) -> None:
+    """Start mirroring topics, also such as were stopped."""
+    _run(ctx, mirror, "start", topics, wait=wait, timeout=timeout, json=json)
+
+
+def pause(
+    ctx: typer.Context,
+    mirror: MirrorArgument,
+    topics: TopicsOption = None,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = 60.0,
+    json: JsonOption = False,
+) -> None:
+    """Pause mirroring; the destination's topics stay read-only."""
+    _run(ctx, mirror, "pause", topics, wait=wait, timeout=timeout, json=json)
+
+
+def resume(
+    ctx: typer.Context,
+    mirror: MirrorArgument,
+    topics: TopicsOption = None,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = 60.0,
+    json: JsonOption = False,
+) -> None:
+    """Resume paused topics where they were paused."""
+    _run(ctx, mirror, "resume", topics, wait=wait, timeout=timeout, json=json)
+
+
+def stop(
+    ctx: typer.Context,
+    mirror: MirrorArgument,
+    topics: TopicsOption = None,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = 60.0,
+    json: JsonOption = False,
+) -> None:
+    """End mirroring and make the destination's topics writable; the source need not answer."""
+    _run(ctx, mirror, "stop", topics, wait=wait, timeout=timeout, json=json)
+
+
+def recover(
+    ctx: typer.Context,
+    mirror: MirrorArgument,
+    topics: TopicsOption = None,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = 60.0,
+    json: JsonOption = False,
+) -> None:
+    """Retry FAILED partitions at once, also those that are not retried by themselves."""
+    _run(ctx, mirror, "recover", topics, wait=wait, timeout=timeout, json=json)
+
+
+def _run(
+    ctx: typer.Context,
+    mirror: str,
+    verb: str,
+    topics: list[str] | None,
+    *,
+    wait: bool,
+    timeout: float,
+    json: bool,
+) -> None:
+    from kmirror_dagster.cli.output import counts_text, print_json
+    from kmirror_dagster.coordination.models import VerbRequest
+
+    session = session_of(ctx)
+    as_json = session.json or json
+    patterns = split_patterns(topics)
+    with session.client() as client:
+        result = client.verb(mirror, verb, VerbRequest(topics=patterns))
+        if not as_json:
+            typer.echo(_told(result))
+        states: dict[str, int] | None = None
+        if wait and (result.changed or result.unchanged):
+            states = _wait(client, result, restricted=patterns is not None, timeout_s=timeout)
+    if as_json:
+        print_json({**result.model_dump(mode="json"), "states": states})
+    elif states is not None:
+        typer.echo(f"{mirror}: {counts_text(states)}")
+
+
+def _wait(
+    client: "NodeClient", result: "VerbResult", *, restricted: bool, timeout_s: float
+) -> dict[str, int]:
+    from kmirror_dagster.cli.progress import progress
+    from kmirror_dagster.cli.waiting import StateWait
+
+    topics = [*result.changed, *result.unchanged]
+    if not restricted and len(topics) == len(client.mirror(result.mirror).topics):
+        topics = None  # the whole mirror: its counts are one small answer, however many partitions there are
+    with progress(f"{result.verb} {result.mirror}") as shown:
+        return StateWait(client, result.mirror, _TARGETS[result.verb], topics).run(timeout_s, shown)
+
+
+def _told(result: "VerbResult") -> str:
+    changed, unchanged = len(result.changed), len(result.unchanged)
+    already = f", {unchanged} had nothing to change" if unchanged else ""
+    return f"{result.mirror}: {result.verb} of {changed} topics ({result.partitions} partitions){already}"
