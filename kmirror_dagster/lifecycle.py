@@ -1,6 +1,7 @@
 """Lifecycle of a mirror partition: states, allowed transitions and what to do next. Pure, no I/O.
 
-Source of the table and of the decision order: KIP-1279 "Cluster Mirroring", state machine of the newest drafts.
+Source of the table and of the decision order: KIP-1279 "Cluster Mirroring", state machine of the newest
+drafts.
 """
 
 import random
@@ -38,7 +39,8 @@ class DesiredState(str, Enum):
 
 _S = MirrorState
 
-# None stands for "no state yet" (UNKNOWN in the KIP). FAILED may follow and re-enter any state, see `is_allowed`.
+# None stands for "no state yet" (UNKNOWN in the KIP). FAILED may follow and re-enter any state, see
+# `is_allowed`.
 ALLOWED_FROM: dict[MirrorState, frozenset[MirrorState | None]] = {
     _S.LOG_ALIGNMENT: frozenset({None, _S.STOPPED, _S.FAILED}),
     _S.EPOCH_FENCING: frozenset({_S.MIRRORING}),
@@ -96,8 +98,8 @@ def next_state(
 ) -> MirrorState | None:
     """Decide which state comes next on the way to `desired`; None when `current` is to be worked on as it is.
 
-    The order is KIP-1279's: a stop beats FAILED (failover must work in any state), FAILED beats the rest (its retry
-    or `recover` leads out), then pause, resume and start.
+    The order is KIP-1279's: a stop beats FAILED (failover must work in any state), FAILED beats the rest (its
+    retry or `recover` leads out), then pause, resume and start.
     """
     if desired is DesiredState.STOPPED:
         if current is None:
@@ -128,11 +130,11 @@ def completion_of(state: MirrorState) -> MirrorState | None:
 def retry_target(previous: MirrorState | None) -> MirrorState:
     """State a FAILED partition is retried into: the one it failed in.
 
-    A partition that failed while MIRRORING aligns again first, so that the log end is read before the next write.
+    A partition that failed while MIRRORING aligns again first, so that the log end is read before the next
+    write.
     """
-    if previous in (None, _S.FAILED, _S.MIRRORING, _S.EPOCH_FENCING, _S.ULE_RECOVERY):
+    if previous is None or previous in (_S.FAILED, _S.MIRRORING, _S.EPOCH_FENCING, _S.ULE_RECOVERY):
         return _S.LOG_ALIGNMENT
-    assert previous is not None
     return previous
 
 
@@ -151,7 +153,7 @@ class RetryPolicy:
     max_attempts: int = 20
 
     def delay_ms(self, attempt: int, rng: random.Random) -> float:
-        """Delay before retry `attempt` (counted from 1): uniform in [0, min(cap, initial * 2^(attempt-1))]."""
+        """Delay before retry `attempt` (from 1): uniform in [0, min(cap, initial * 2^(attempt-1))]."""
         ceiling = min(self.max_ms, self.initial_ms * 2 ** min(attempt - 1, 40))
         return rng.uniform(0, ceiling)
 

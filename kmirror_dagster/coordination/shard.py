@@ -55,8 +55,8 @@ class _Waiting:
 class Shard:
     """One coordinator partition while this node leads it.
 
-    Decisions are made against what is stored plus what waits to be stored. When an append fails nothing behind
-    it may be trusted: all that waits fails, the shard closes, and leadership is taken anew.
+    Decisions are made against what is stored plus what waits to be stored. When an append fails nothing
+    behind it may be trusted: all that waits fails, the shard closes, and leadership is taken anew.
 
     Args:
         partition: coordinator partition.
@@ -239,7 +239,8 @@ class Shard:
 
     def _committed(self, batch: list[_Waiting], base: int) -> None:
         if self._closed is None:
-            # nobody else appends here, so every earlier offset has been seen; the follower's copy is passed over
+            # nobody else appends here, so every earlier offset has been seen; the follower's copy is passed
+            # over
             now = self._now_ms()
             writes = [write for item in batch for write in item.writes]
             self._view.apply(

@@ -1,0 +1,177 @@
+"""Taking over, holding and giving up coordinator partitions."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from kmirror_dagster.coordination.ports import AppendLog
+from kmirror_dagster.coordination.shard import Shard
+from kmirror_dagster.coordination.view import Entry, StateView
+from kmirror_dagster.errors import DeadlineError, FencedError, KmirrorError, NotLeaderError
+from kmirror_dagster.records import LeaderRecord, decode_key
+
+logger = logging.getLogger(__name__)
+
+_RETRY_INITIAL_S = 0.1
+_RETRY_CAP_S = 5.0
+_VIEW_DEADLINE_S = 15.0
+# appends need no more connections than brokers, but each take-over waits for several answers in turn
+_CONCURRENT_TAKE_OVERS = 32
+# a shard that held this long starts its back-off anew when it breaks
+_SETTLED_S = 30.0
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this node is to the others."""
+
+    node_id: str
+    endpoint: str
+
+
+class Leadership:
+    """Coordinator partitions this node was assigned by the group, and the shards of those it has taken over.
+
+    Taking one over: become its fenced writer, append a leader record (from then on the broker refuses the
+    former leader), have everything before that record in the view, then serve.
+
+    Args:
+        view: fed by the follower.
+        log: fenced appends.
+        identity: announced in leader records.
+        now_ms: epoch milliseconds.
+        on_gained: called in the loop when a shard serves.
+        on_losing: awaited before shards are forgotten; stops all work that depends on them.
+    """
+
+    def __init__(
+        self,
+        view: StateView,
+        log: AppendLog,
+        identity: Identity,
+        *,
+        now_ms: Callable[[], int],
+        rng: random.Random,
+        on_gained: Callable[[int], None],
+        on_losing: Callable[[frozenset[int]], Awaitable[None]],
+    ) -> None:
+        self._view = view
+        self._log = log
+        self._identity = identity
+        self._now_ms = now_ms
+        self._rng = rng
+        self._on_gained = on_gained
+        self._on_losing = on_losing
+        self._shards: dict[int, Shard] = {}
+        self._holders: dict[int, asyncio.Task[None]] = {}
+        self._take_overs = asyncio.Semaphore(_CONCURRENT_TAKE_OVERS)
+        self.take_overs_total = 0
+
+    @property
+    def shards(self) -> Mapping[int, Shard]:
+        """Shards that serve, by coordinator partition."""
+        return MappingProxyType(self._shards)
+
+    @property
+    def assigned(self) -> frozenset[int]:
+        """What the group assigned, whether it serves already or not."""
+        return frozenset(self._holders)
+
+    def shard(self, partition: int) -> Shard | None:
+        """Shard of a coordinator partition; None when this node does not serve it."""
+        return self._shards.get(partition)
+
+    def assign(self, partitions: Iterable[int]) -> None:
+        """Begin to take partitions over."""
+        for partition in partitions:
+            if partition not in self._holders:
+                self._holders[partition] = asyncio.create_task(
+                    self._hold(partition), name=f"lead-{partition}"
+                )
+
+    async def revoke(self, partitions: Iterable[int]) -> None:
+        """Give partitions up: stop the work first, then forget. Callers bound the wait."""
+        given_up = frozenset(partitions) & self.assigned
+        holders = [self._holders.pop(partition) for partition in given_up]
+        for holder in holders:
+            holder.cancel()
+        await asyncio.gather(*holders, return_exceptions=True)
+        served = frozenset(given_up & self._shards.keys())
+        try:
+            if served:
+                await self._on_losing(served)
+        finally:
+            for partition in served:
+                self._shards.pop(partition).close(
+                    NotLeaderError(f"coordinator partition {partition} was given up")
+                )
+            await asyncio.gather(*(self._log.release(partition) for partition in given_up))
+
+    async def revoke_all(self) -> None:
+        """Give everything up."""
+        await self.revoke(self.assigned)
+
+    async def _hold(self, partition: int) -> None:
+        """Take over, serve, and take over again when an append failed; ends by cancellation."""
+        loop = asyncio.get_running_loop()
+        delay = _RETRY_INITIAL_S
+        while True:
+            broken: asyncio.Future[KmirrorError] = loop.create_future()
+            began = loop.time()
+            try:
+                async with self._take_overs:
+                    shard = await self._take_over(partition, broken)
+            except KmirrorError as error:
+                logger.warning("cannot lead coordinator partition %d yet: %s", partition, error)
+            else:
+                self._shards[partition] = shard
+                self.take_overs_total += 1
+                self._on_gained(partition)
+                await self._until_broken(partition, broken)
+            if loop.time() - began > _SETTLED_S:
+                delay = _RETRY_INITIAL_S
+            await asyncio.sleep(self._rng.uniform(delay / 2, delay))
+            delay = min(delay * 2, _RETRY_CAP_S)
+
+    async def _until_broken(self, partition: int, broken: "asyncio.Future[KmirrorError]") -> None:
+        error = await asyncio.shield(broken)
+        if isinstance(error, FencedError):
+            # somebody else may be at work already; otherwise copying goes on, safe by its own fencing
+            await self._on_losing(frozenset({partition}))
+        self._shards.pop(partition, None)
+
+    async def _take_over(self, partition: int, broken: "asyncio.Future[KmirrorError]") -> Shard:
+        await self._log.acquire(partition)
+        while True:
+            seen = self._view.position(partition)
+            record = LeaderRecord(
+                coordinator_partition=partition,
+                node_id=self._identity.node_id,
+                endpoint=self._identity.endpoint,
+                epoch=self._view.highest_epoch(partition) + 1,
+                since_ms=self._now_ms(),
+            )
+            offset = await self._log.append(partition, [(record.key(), record.value())])
+            if offset == seen:
+                break
+            # Records of the former leader came in between, maybe its leader record with the same epoch. It is
+            # fenced now: read up to here and announce again with an epoch above all of them.
+            try:
+                await asyncio.wait_for(self._view.reached(partition, offset + 1), _VIEW_DEADLINE_S)
+            except asyncio.TimeoutError:
+                raise DeadlineError(
+                    f"coordinator partition {partition} was not read up to offset {offset} "
+                    f"within {_VIEW_DEADLINE_S:.0f} s"
+                ) from None
+        self._view.apply(
+            [Entry(partition, offset, record.since_ms, decode_key(record.key()), record)],
+        )
+
+        def on_broken(_shard: Shard, error: KmirrorError) -> None:
+            if not broken.done():
+                broken.set_result(error)
+
+        return Shard(partition, record.epoch, self._view, self._log, now_ms=self._now_ms, on_broken=on_broken)
