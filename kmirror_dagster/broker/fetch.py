@@ -6,7 +6,7 @@ they see is decided.
 """
 
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 API_KEY = 1
@@ -60,6 +60,7 @@ class FetchSession:
 
     session_id: int = 0
     epoch: int = 0
+    isolation: int = READ_COMMITTED
     sent: dict[TopicPartition, FetchPosition] = field(default_factory=dict[TopicPartition, FetchPosition])
     names: dict[bytes, str] = field(default_factory=dict[bytes, str])
 
@@ -69,9 +70,15 @@ class FetchSession:
         self.epoch = 0
         self.sent.clear()
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the next request opens a session: it must name everything wanted."""
+        return self.epoch == 0
+
     def request(
         self,
-        wanted: dict[TopicPartition, FetchPosition],
+        changed: dict[TopicPartition, FetchPosition],
+        forgotten: list[TopicPartition],
         *,
         version: int,
         correlation_id: int,
@@ -80,15 +87,23 @@ class FetchSession:
         min_bytes: int,
         max_bytes: int,
     ) -> bytes:
-        """Frame asking for `wanted`, as the difference to what this session asked for before."""
-        changed = {tp: position for tp, position in wanted.items() if self.sent.get(tp) != position}
-        # the broker forgets its session's partition when told; one it never had cannot be forgotten
-        forgotten = [tp for tp in self.sent if tp not in wanted]
+        """Frame that moves the session's positions and asks for what there is.
+
+        Args:
+            changed: partitions to read from other positions than before, or for the first time.
+            forgotten: partitions of the session that are not to be read for now.
+            version: 12 or 13.
+            correlation_id: of the connection.
+            client_id: for the broker's logs and quotas.
+            max_wait_ms: how long the broker may hold the answer back while there is nothing.
+            min_bytes: how much there must be for it to answer earlier.
+            max_bytes: how much it may answer, all partitions together.
+        """
         out = bytearray(4)
         client = client_id.encode()
         out += struct.pack(">hhih", API_KEY, version, correlation_id, len(client)) + client + b"\0"
         out += struct.pack(
-            ">iiiibii", -1, max_wait_ms, min_bytes, max_bytes, READ_COMMITTED, self.session_id, self.epoch
+            ">iiiibii", -1, max_wait_ms, min_bytes, max_bytes, self.isolation, self.session_id, self.epoch
         )
         by_topic: dict[str, list[tuple[int, FetchPosition]]] = {}
         for (topic, partition), position in changed.items():
@@ -105,7 +120,7 @@ class FetchSession:
         out += b"\1\0"  # rack id "" and no tags
         struct.pack_into(">i", out, 0, len(out) - 4)
         for tp in forgotten:
-            del self.sent[tp]
+            self.sent.pop(tp, None)
         self.sent.update(changed)
         return bytes(out)
 
@@ -157,11 +172,6 @@ class FetchSession:
             self.session_id = session_id
             self.epoch = self.epoch + 1 if self.epoch < 0x7FFFFFFF else 1
         return FetchAnswer(error_code, partitions)
-
-    def moved(self, tp: TopicPartition, **changes: int) -> None:
-        """Note that the broker's side of the session has other values; forces the next request to name them."""
-        if tp in self.sent:
-            self.sent[tp] = replace(self.sent[tp], **changes)
 
 
 @dataclass(frozen=True)

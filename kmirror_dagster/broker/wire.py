@@ -15,6 +15,7 @@ from kafka.protocol.admin.topics import DeleteRecordsRequest
 from kafka.protocol.admin.transactions import DescribeProducersRequest
 from kafka.protocol.consumer.metadata import OffsetForLeaderEpochRequest
 from kafka.protocol.consumer.offsets import ListOffsetsRequest
+from kafka.protocol.metadata.api_versions import ApiVersionsRequest
 from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest
 from kafka.protocol.metadata.metadata import MetadataRequest
 
@@ -274,6 +275,25 @@ class WireCluster:
     async def any_call(self, request: Any, deadline_s: float = _CALL_DEADLINE_S) -> Any:
         """Send a request that every broker answers."""
         return await (await self._any()).call(request, deadline_s=deadline_s)
+
+    async def ping(self) -> None:
+        """One request to any broker on a connection of its own; cancel it for a time limit.
+
+        Raises:
+            KmirrorError: no broker answered.
+        """
+        if not self._brokers:
+            await self.refresh()
+        failure: KmirrorError = ClusterUnreachableError(f"the {self.role} cluster has no brokers")
+        for node_id in list(self._brokers):
+            try:
+                connection = await self.connection(node_id, "probe")
+                await connection.call(ApiVersionsRequest(), version=0)
+            except KmirrorError as error:
+                failure = error
+                continue
+            return
+        raise failure
 
     # rare calls, grouped by leader
 

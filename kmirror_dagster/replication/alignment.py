@@ -1,0 +1,312 @@
+"""LOG_ALIGNMENT: find where copying goes on, and prove that both logs are the same up to there.
+
+The destination's log end is the cursor. Nothing is written before that end, the producer state and the last record
+have been read.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from kmirror_dagster.broker import codes, produce
+from kmirror_dagster.broker.codes import broker_error
+from kmirror_dagster.broker.reads import look_at
+from kmirror_dagster.broker.transactions import new_producer_id
+from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, TopicPartition, WireCluster, retrying
+from kmirror_dagster.broker.batches import next_sequence
+from kmirror_dagster.errors import (
+    BrokerError,
+    ConnectionLostError,
+    KmirrorError,
+    ReplicationError,
+    SourceLossError,
+)
+from kmirror_dagster.records import PartitionRecord
+from kmirror_dagster.replication.filler import BATCH_RECORDS, PAYLOAD, filler_batch
+from kmirror_dagster.settings import PolicySettings
+
+log = logging.getLogger(__name__)
+
+_DEADLINE_S = 30.0
+_FILL_TIMEOUT_MS = 60_000
+
+
+class DivergedError(ReplicationError):
+    """Error when source and destination are not the same log up to the destination's end."""
+
+    retriable = False
+
+
+class RecreatedError(ReplicationError):
+    """Error when the source topic was deleted and created again: the destination holds the former one's log."""
+
+    retriable = False
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Where copying goes on.
+
+    Attributes:
+        producer_id: idempotent producer id of all data of this partition.
+        producer_epoch: its epoch.
+        next_sequence: sequence number of the next record.
+        source_topic_id: topic id at the source as text, None when it has none.
+        source_leader_epoch: leader epoch of the source batch in front of the cursor, -1 when there is none.
+        start_offset: the cursor, which is the destination's log end.
+        destination_start: its log start.
+        source_start: log start of the source.
+        open_transaction: producer of a transaction of ours that is still open, None normally.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    next_sequence: int
+    source_topic_id: str | None
+    source_leader_epoch: int
+    start_offset: int
+    destination_start: int
+    source_start: int
+    source_end: int
+    open_transaction: ProducerState | None = None
+
+
+@dataclass(frozen=True)
+class DestinationEnd:
+    """What the destination's leader knows: log end, and the state of our producers."""
+
+    offset: int
+    next_sequence: int
+    open_transaction: ProducerState | None
+
+
+async def destination_end(cluster: WireCluster, tp: TopicPartition, producer_id: int) -> DestinationEnd:
+    """Read log end and producer state once both ends agree (nothing is on its way to the followers).
+
+    Raises:
+        KmirrorError: retriable, when they do not agree within the deadline.
+    """
+
+    async def attempt() -> DestinationEnd:
+        before = (await cluster.log_ends([tp]))[tp].value()
+        known = await cluster.producers(*tp)
+        visible = (await cluster.list_offsets([tp], LATEST))[tp].value()
+        after = (await cluster.log_ends([tp]))[tp].value()
+        if not before == visible == after:
+            raise broker_error(codes.OFFSET_NOT_AVAILABLE, f"log end of {tp[0]}/{tp[1]} is not settled")
+        own = next((state for state in known if state.producer_id == producer_id), None)
+        opened = next((state for state in known if state.open_transaction_start >= 0), None)
+        sequence = 0 if own is None or own.last_sequence < 0 else next_sequence(own.last_sequence, 1)
+        return DestinationEnd(after, sequence, opened)
+
+    return await retrying(attempt, deadline_s=_DEADLINE_S)
+
+
+async def align(
+    source: WireCluster,
+    destination: WireCluster,
+    record: PartitionRecord,
+    policies: PolicySettings,
+) -> Alignment:
+    """Do the work of LOG_ALIGNMENT for one partition.
+
+    Raises:
+        ReplicationError: cannot be aligned; its `retriable` flag tells whether time may help.
+    """
+    tp = (record.topic, record.partition)
+    try:
+        return await _align(source, destination, tp, record, policies)
+    except ReplicationError:
+        raise
+    except BrokerError as error:
+        failure = ReplicationError(str(error))
+        failure.retriable = error.retriable or "AUTHORIZATION" in error.name
+        raise failure from error
+    except KmirrorError as error:
+        raise ReplicationError(str(error)) from error
+
+
+async def _align(
+    source: WireCluster,
+    destination: WireCluster,
+    tp: TopicPartition,
+    record: PartitionRecord,
+    policies: PolicySettings,
+) -> Alignment:
+    await source.refresh([tp[0]])
+    leader = await retrying(lambda: source.leader(*tp), deadline_s=_DEADLINE_S)
+    topic_id = str(leader.topic_id) if leader.topic_id else None
+    if record.source_topic_id and topic_id and record.source_topic_id != topic_id:
+        raise RecreatedError(
+            f"source topic {tp[0]} was deleted and created again (topic id {record.source_topic_id} before, "
+            f"{topic_id} now): delete it at the destination and run recover to mirror the new one"
+        )
+    producer_id, producer_epoch = record.producer_id, record.producer_epoch
+    if producer_id < 0:
+        producer_id, producer_epoch = await new_producer_id(destination)
+    source_start = (await source.list_offsets([tp], EARLIEST))[tp].value()
+    source_end = (await source.list_offsets([tp], LATEST))[tp].value()
+    start = (await destination.list_offsets([tp], EARLIEST))[tp].value()
+    end = await destination_end(destination, tp, producer_id)
+    first = await _first_offset(source, tp, policies, source_start, source_end, fresh=end.offset == 0)
+    if end.offset > source_end:
+        raise ReplicationError(
+            f"{tp[0]}/{tp[1]}: the destination ends at {end.offset}, the source at {source_end}: the source lost "
+            "its tail, or somebody else wrote to the destination; compare both and delete the topic at the "
+            "destination to mirror it anew"
+        )
+    if end.offset < first:
+        if start < end.offset and not await _is_filler(destination, tp, end.offset - 1):
+            _refuse_loss(tp, policies, end.offset, first)
+        fill = Filler(destination, tp, producer_id, producer_epoch, end)
+        end = await fill.up_to(first)
+        start = first
+    last_epoch = -1
+    if end.offset > max(source_start, start):
+        last_epoch = await _prove_common(source, destination, tp, end.offset - 1)
+    return Alignment(
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        next_sequence=end.next_sequence,
+        source_topic_id=topic_id,
+        source_leader_epoch=last_epoch,
+        start_offset=end.offset,
+        destination_start=start,
+        source_start=source_start,
+        source_end=source_end,
+        open_transaction=end.open_transaction,
+    )
+
+
+async def _first_offset(
+    source: WireCluster,
+    tp: TopicPartition,
+    policies: PolicySettings,
+    source_start: int,
+    source_end: int,
+    *,
+    fresh: bool,
+) -> int:
+    """Offset mirroring has to begin at: the source's log start, or later by the start policy on a new log."""
+    if not fresh or policies.start.at == "earliest":
+        return source_start
+    if policies.start.at == "latest":
+        return source_end
+    timestamp = policies.start.timestamp_ms
+    if timestamp is None:
+        return source_start
+    found = (await source.list_offsets([tp], timestamp))[tp].value()
+    # -1 is no error: no record is that new, so mirroring begins with what comes next
+    return source_end if found < 0 else found
+
+
+async def _is_filler(destination: WireCluster, tp: TopicPartition, offset: int) -> bool:
+    """Whether the last record is filler of an alignment that was interrupted."""
+    look = await look_at(destination, *tp, offset)
+    record = look.record_at(offset) if look is not None else None
+    return record is not None and record.payload == PAYLOAD
+
+
+def _refuse_loss(tp: TopicPartition, policies: PolicySettings, end: int, first: int) -> None:
+    lost = f"{tp[0]}/{tp[1]}: offsets {end} to {first - 1} ({first - end}) were deleted at the source before they were"
+    if policies.source_log_start_beyond_cursor == "skip-to-start":
+        log.warning("%s mirrored; going on behind them", lost)
+        return
+    raise SourceLossError(
+        f"{lost} mirrored: set policies.source_log_start_beyond_cursor to skip-to-start to go on without them"
+    )
+
+
+async def _prove_common(
+    source: WireCluster, destination: WireCluster, tp: TopicPartition, offset: int
+) -> int:
+    """Compare the last mirrored record on both sides.
+
+    Returns:
+        Leader epoch of the source's batch, -1 when the source has nothing at that offset any more.
+    """
+    ours, theirs = await asyncio.gather(look_at(destination, *tp, offset), look_at(source, *tp, offset))
+    if theirs is None or theirs.header.base_offset > offset:
+        return -1
+    if ours is None or ours.header.base_offset > offset:
+        return theirs.header.leader_epoch
+    here, there = ours.record_at(offset), theirs.record_at(offset)
+    # a record that only one side has was compacted away on the other
+    if here is not None and (theirs.header.is_control or (there is not None and here[1:] != there[1:])):
+        raise DivergedError(
+            f"{tp[0]}/{tp[1]}: the record at offset {offset} differs between source and destination: they are not "
+            "the same log; delete the topic at the destination to mirror it anew"
+        )
+    return theirs.header.leader_epoch
+
+
+class Filler:
+    """Appends filler up to an offset and deletes it again; can be interrupted and begun again anywhere."""
+
+    def __init__(
+        self,
+        destination: WireCluster,
+        tp: TopicPartition,
+        producer_id: int,
+        producer_epoch: int,
+        end: DestinationEnd,
+    ) -> None:
+        self._destination = destination
+        self._tp = tp
+        self._producer_id = producer_id
+        self._producer_epoch = producer_epoch
+        self._end = end
+
+    async def up_to(self, first: int) -> DestinationEnd:
+        """Bring log end and log start to `first`.
+
+        Raises:
+            KmirrorError: as the broker answered; what was appended stays and is gone on from.
+        """
+        while self._end.offset < first:
+            await self._append(min(first - self._end.offset, BATCH_RECORDS))
+            # at once, so that filler never shows for longer than one request and takes no space
+            outcome = await self._destination.delete_records({self._tp: self._end.offset})
+            outcome[self._tp].value()
+            await asyncio.sleep(0)
+        return self._end
+
+    async def _append(self, count: int) -> None:
+        topic, partition = self._tp
+        batch = filler_batch(
+            count,
+            int(time.time() * 1000),
+            producer_id=self._producer_id,
+            producer_epoch=self._producer_epoch,
+            base_sequence=self._end.next_sequence,
+        )
+        leader = await self._destination.leader(topic, partition)
+        connection = await self._destination.connection(leader.node_id, "produce")
+        correlation_id = connection.next_id()
+        future = connection.send(
+            correlation_id,
+            produce.request(
+                [produce.Append(topic, partition, batch)],
+                correlation_id=correlation_id,
+                client_id=self._destination.settings.client_id,
+                timeout_ms=_FILL_TIMEOUT_MS,
+            ),
+        )
+        try:
+            frame = await asyncio.wait_for(asyncio.shield(future), _FILL_TIMEOUT_MS / 1000 + 5)
+        except asyncio.TimeoutError:
+            connection.close()
+            raise ConnectionLostError(f"filling {topic}/{partition} unanswered") from None
+        answer = produce.answer(frame.view)[0]
+        if answer.error_code:
+            raise broker_error(answer.error_code, f"filling {topic}/{partition} at {self._end.offset}")
+        if answer.base_offset != self._end.offset:
+            raise DivergedError(
+                f"{topic}/{partition}: somebody else wrote at offset {self._end.offset} of the destination"
+            )
+        self._end = DestinationEnd(
+            self._end.offset + count,
+            next_sequence(self._end.next_sequence, count),
+            self._end.open_transaction,
+        )

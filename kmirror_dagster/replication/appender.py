@@ -1,0 +1,244 @@
+"""Writes to one destination broker for all partitions of a mirror that it leads.
+
+Produce v3 and later takes exactly one batch per partition and request, and the broker remembers the last five
+batches per producer: so requests gather the heads of many partitions, and at most five are in flight.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kmirror_dagster.broker import codes, produce
+from kmirror_dagster.broker.connection import Connection, Frame
+from kmirror_dagster.broker.produce import Append as ProduceAppend
+from kmirror_dagster.broker.produce import Appended
+from kmirror_dagster.broker.wire import WireCluster
+from kmirror_dagster.errors import ConnectionLostError, ForeignWriteError, KmirrorError, ReplicationError
+from kmirror_dagster.replication.copier import Copier, Lease, Phase
+from kmirror_dagster.replication.plan import Append
+
+log = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT = 5
+_REQUEST_BYTES = 4 * 1024 * 1024
+_TIMEOUT_MS = 30_000
+_UNANSWERED_S = _TIMEOUT_MS / 1000 + 10
+
+# The batch was not appended and never will be as it is; everything else is doubtful and read again.
+_REFUSALS: dict[int, str] = {
+    codes.MESSAGE_TOO_LARGE: "larger than the destination allows; raise max.message.bytes there",
+    codes.RECORD_LIST_TOO_LARGE: "larger than a segment of the destination; raise segment.bytes there",
+    codes.CORRUPT_MESSAGE: "refused as damaged",
+    codes.INVALID_RECORD: "refused as invalid",
+    codes.POLICY_VIOLATION: "refused by a policy of the destination",
+    codes.TOPIC_AUTHORIZATION_FAILED: "refused: the mirror's principal lacks WRITE on the topic",
+    codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "refused: the mirror's principal lacks WRITE on the transactional id",
+    codes.CLUSTER_AUTHORIZATION_FAILED: "refused: the mirror's principal lacks IDEMPOTENT_WRITE on the cluster",
+}
+
+
+@dataclass(slots=True)
+class _Sent:
+    copier: Copier
+    step: Append
+    lease: Lease
+    generation: int
+
+
+class DestinationAppender:
+    """Append loop against one destination broker.
+
+    Args:
+        cluster: the destination.
+        node_id: the broker.
+        on_progress: called with a copier whose batch was acknowledged, or that needs work at a barrier.
+        on_doubt: called with a copier whose outcome at the destination is unknown: it must be read again.
+        may_send: asked before each request; False while this node is not sure of its leadership.
+    """
+
+    def __init__(
+        self,
+        cluster: WireCluster,
+        node_id: int,
+        *,
+        on_progress: Callable[[Copier], None],
+        on_doubt: Callable[[Copier, str], None],
+        may_send: Callable[[], bool],
+    ) -> None:
+        self.node_id = node_id
+        self._cluster = cluster
+        self._on_progress = on_progress
+        self._on_doubt = on_doubt
+        self._may_send = may_send
+        self._ready: dict[Copier, None] = {}
+        self._requests = 0
+        self._connection: Connection | None = None
+        self._wake = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"appender-{node_id}")
+
+    def ready(self, copier: Copier) -> None:
+        """Note that a copier has a batch at its head."""
+        self._ready[copier] = None
+        if self._requests < MAX_IN_FLIGHT:
+            self._wake.set()
+
+    def remove(self, copier: Copier) -> None:
+        """Forget a copier; what it has in flight is still answered to it."""
+        self._ready.pop(copier, None)
+
+    async def close(self) -> None:
+        """End the loop and wait for it; requests in flight end in doubt."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if self._connection is not None:
+            self._connection.close()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._drain()
+            except asyncio.CancelledError:
+                raise
+            except KmirrorError as error:
+                self._doubt_ready(str(error))
+            except Exception as error:
+                log.exception("appender of destination broker %d", self.node_id)
+                self._doubt_ready(f"appender failed: {type(error).__name__}: {error}")
+
+    def _doubt_ready(self, reason: str) -> None:
+        copiers = list(self._ready)
+        self._ready.clear()
+        for copier in copiers:
+            self._on_doubt(copier, reason)
+
+    async def _drain(self) -> None:
+        while self._ready and self._requests < MAX_IN_FLIGHT:
+            if self._connection is None or not self._connection.alive:
+                self._connection = await self._cluster.connection(self.node_id, "produce")
+            if not self._may_send():
+                self._doubt_ready("this node is not sure of its leadership")
+                return
+            batch, transactional_id = self._gather()
+            if batch:
+                self._send(self._connection, batch, transactional_id)
+
+    def _gather(self) -> tuple[list[_Sent], str | None]:
+        """Heads of ready partitions for one request; one of an aborted run goes alone, with its transaction."""
+        batch: list[_Sent] = []
+        size = 0
+        again: list[Copier] = []
+        transactional_id: str | None = None
+        for copier in list(self._ready):
+            if not copier.can_append:
+                del self._ready[copier]
+                self._on_progress(copier)  # a marker or a hole may be next
+                continue
+            step = copier.head
+            if not isinstance(step, Append):
+                continue
+            if step.aborted and batch:
+                continue  # next round
+            del self._ready[copier]
+            entry = copier.pop()
+            batch.append(_Sent(copier, step, entry.lease, copier.generation))
+            copier.in_flight += 1
+            copier.aborted_in_flight = step.aborted
+            copier.sent = step.end
+            size += step.size
+            if copier.can_append:
+                again.append(copier)
+            if step.aborted:
+                transactional_id = copier.transaction.transactional_id if copier.transaction else None
+                break
+            if size >= _REQUEST_BYTES:
+                break
+        for copier in again:  # behind the others, so that no partition is starved
+            self._ready[copier] = None
+        return batch, transactional_id
+
+    def _send(self, connection: Connection, batch: list[_Sent], transactional_id: str | None) -> None:
+        correlation_id = connection.next_id()
+        buffers = produce.request(
+            [
+                ProduceAppend(sent.copier.topic, sent.copier.partition, sent.copier.stamp(sent.step))
+                for sent in batch
+            ],
+            correlation_id=correlation_id,
+            client_id=self._cluster.settings.client_id,
+            timeout_ms=_TIMEOUT_MS,
+            transactional_id=transactional_id,
+        )
+        self._requests += 1
+        future = connection.send(correlation_id, buffers)
+        timer = asyncio.get_running_loop().call_later(_UNANSWERED_S, connection.close)
+        future.add_done_callback(lambda done: self._answered(done, batch, timer))
+
+    def _answered(
+        self, future: "asyncio.Future[Frame]", batch: list[_Sent], timer: asyncio.TimerHandle
+    ) -> None:
+        timer.cancel()
+        self._requests -= 1
+        answers: dict[tuple[str, int], Appended] = {}
+        reason = "the request was cancelled"
+        if not future.cancelled():
+            error = future.exception()
+            if error is None:
+                answers = {(a.topic, a.partition): a for a in produce.answer(future.result().view)}
+                reason = "the broker left it out of its answer"
+            else:
+                reason = str(error)
+                if not isinstance(error, ConnectionLostError):
+                    log.error("produce to destination broker %d: %r", self.node_id, error)
+        now = time.monotonic()
+        for sent in batch:
+            self._settle(sent, answers.get(sent.copier.key), reason, now)
+        if self._ready:
+            self._wake.set()
+
+    def _settle(self, sent: _Sent, answer: Appended | None, reason: str, now: float) -> None:
+        copier, step = sent.copier, sent.step
+        sent.lease.drop()
+        copier.in_flight -= 1
+        if copier.generation == sent.generation and copier.phase in (Phase.RUNNING, Phase.STOPPED):
+            if answer is not None and answer.error_code == codes.NONE:
+                self._accept(copier, step, answer, now)
+            elif copier.phase is Phase.STOPPED:
+                copier.doubtful = True
+            elif answer is not None and answer.error_code in _REFUSALS:
+                copier.on_failure(_refusal(copier, step, answer))
+            else:
+                code = reason if answer is None else codes.error_name(answer.error_code)
+                if answer is not None and answer.error_code in codes.STALE_METADATA:
+                    self._cluster.forget(copier.topic, copier.partition)
+                self._on_doubt(copier, code)
+                return
+        self._on_progress(copier)
+
+    def _accept(self, copier: Copier, step: Append, answer: Appended, now: float) -> None:
+        if answer.base_offset != step.start:
+            copier.on_failure(
+                ForeignWriteError(
+                    f"{copier.name}: the destination put the record of offset {step.start} at {answer.base_offset}: "
+                    "somebody else writes to this topic; stop the other writer, delete the topic at the "
+                    "destination and run recover"
+                )
+            )
+            return
+        copier.acked, copier.acked_epoch = step.end, step.leader_epoch
+        if not step.aborted:
+            copier.acked_sequence = (copier.acked_sequence + step.count) & 0x7FFFFFFF
+        copier.meter.appended(now, step.count, step.size)
+        if copier.can_append:
+            self._ready[copier] = None
+
+
+def _refusal(copier: Copier, step: Append, answer: Appended) -> ReplicationError:
+    detail = f" ({answer.message})" if answer.message else ""
+    return ReplicationError(
+        f"{copier.name}: the batch at offset {step.start} ({step.count} records, {step.size} bytes) is "
+        f"{_REFUSALS[answer.error_code]}{detail}"
+    )
