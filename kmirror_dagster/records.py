@@ -1,7 +1,7 @@
 """Keys and values of `__mirror_state`, versioned.
 
-A key is a compact JSON array whose first element is the record type, so that compaction keeps the newest value of
-each thing; a value is a JSON object with its schema version under `v`. A null value deletes. Readers ignore
+A key is a compact JSON array whose first element is the record type, so that compaction keeps the newest value
+of each thing; a value is a JSON object with its schema version under `v`. A null value deletes. Readers ignore
 fields they do not know and refuse versions above their own (the record is quarantined, never guessed at).
 
 Which coordinator partition a record lives in: CRC-32 (zlib) of the UTF-8 bytes of `mirror`, or of
@@ -59,16 +59,17 @@ class TopicRecord(_Record):
     """Intent for one topic of a mirror, written by the mirror's coordinator, followed by every node.
 
     Attributes:
-        partitions: partition count at the source that the destination has as well; 0 while the destination topic
-            is not the mirror's (not created yet, refused, or somebody else's).
+        partitions: partition count at the source that the destination has as well; 0 while the destination
+            topic is not the mirror's (not created yet, refused, or somebody else's).
         source_topic_id: topic id at the source (KIP-516), None when the source has none.
         desired: what the operator wants.
         error: why the topic cannot be mirrored (creation refused, name collision, ...), None when it can.
-        stopped_by: "operator" or "filter" when desired is STOPPED; discovery restarts only what a filter stopped.
-        started_by: "filter" or "operator": what was started by name is not stopped because no filter selects it.
+        stopped_by: "operator" or "filter" when desired is STOPPED; discovery restarts only what a filter
+            stopped.
+        started_by: "filter" or "operator"; what was started by name goes on though no filter selects it.
         destination_topic_id: topic id of the copy; another one means that the copy was deleted meanwhile.
-        source_configs: the source's own value of each configuration held back while mirroring (None: it has none);
-            put in place at stop, which must not need the source.
+        source_configs: the source's own value of each configuration held back while mirroring (None: it has
+            none); put in place at stop, which must not need the source.
         synced_configs: configuration keys that the mirror has put at the destination.
     """
 

@@ -2,8 +2,25 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from pydantic import BaseModel, ConfigDict, Field
+
+
+class Step(str, Enum):
+    """Steps of a refresh, in their order."""
+
+    CLUSTER_IDS = "cluster-ids"
+    DISCOVERY = "discovery"
+    DELETIONS = "deletions"
+    CREATION = "creation"
+    GROWTH = "growth"
+    CONFIGS = "configs"
+    GROUPS = "groups"
+    LOG_STARTS = "log-starts"
+
+    def __str__(self) -> str:
+        return self.value
 
 
 class StepStatus(BaseModel):
@@ -48,17 +65,18 @@ class TopicIntent:
     """What the coordinator is to store about one topic (a `TopicRecord`).
 
     Attributes:
-        partitions: partitions that source and destination both have; 0 while the destination topic is not the
-            mirror's (not created, refused or somebody else's).
+        partitions: partitions that source and destination both have; 0 while the destination topic is not
+            the mirror's (not created, refused or somebody else's).
         source_topic_id: topic id at the source the copy is of.
         destination_topic_id: topic id of the copy; another one later means that it was deleted there.
         error: why the topic cannot be mirrored now, None when it can.
         stop: the filters no longer select it.
-        created: the destination topic is new and empty: its partitions start with LOG_ALIGNMENT, whatever they were.
-        held: the source's own value of each configuration held back while mirroring, None where the source has
-            none; what `release` puts in place at stop.
-        synced: configuration keys that are at the destination because of the mirror; a key that leaves the source
-            is removed only when it is one of them.
+        created: the destination topic is new and empty: its partitions start with LOG_ALIGNMENT, whatever
+            they were.
+        held: the source's own value of each configuration held back while mirroring, None where the source
+            has none; what `release` puts in place at stop.
+        synced: configuration keys that are at the destination because of the mirror; a key that leaves the
+            source is removed only when it is one of them.
     """
 
     topic: str

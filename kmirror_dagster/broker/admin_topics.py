@@ -1,0 +1,204 @@
+"""Admin calls about a cluster, its topics and their configurations."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import TopicCollection
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource, ConfigSource
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.cimpl import NewPartitions
+from confluent_kafka.cimpl import NewTopic as LibrdkafkaNewTopic
+
+from kmirror_dagster.broker.admin_calls import AdminCalls
+from kmirror_dagster.broker.admin_errors import Right
+from kmirror_dagster.broker.admin_types import (
+    Answers,
+    ClusterDescription,
+    ConfigChange,
+    Configs,
+    ConfigValue,
+    NewTopic,
+    TopicDescription,
+)
+from kmirror_dagster.errors import KmirrorError
+
+# Id of a topic on a cluster without topic ids (before 2.8): sixteen zero bytes in Kafka's base64 form.
+_NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+# An answer lists about 35 configurations a topic; chunks keep one answer at a few hundred KiB.
+_CONFIG_CHUNK = 250
+# the client library gives the source as a number or as a member, depending on its version
+_OVERRIDE = ConfigSource.DYNAMIC_TOPIC_CONFIG
+
+
+class TopicCalls(AdminCalls):
+    """Cluster, topics and topic configurations."""
+
+    def describe_cluster(self, *, timeout_s: float | None = None) -> ClusterDescription:
+        """Cluster id and live brokers, asked anew each time (librdkafka's own cluster id is cached)."""
+        wait = self.timeout(timeout_s)
+        future = self.client.describe_cluster(request_timeout=wait)
+        answer = self.result(
+            future, doing="describing the cluster", right=Right("DESCRIBE", "cluster"), timeout_s=wait
+        )
+        controller = answer.controller.id if answer.controller is not None else None
+        brokers = {node.id: f"{node.host}:{node.port}" for node in answer.nodes}
+        return ClusterDescription(answer.cluster_id or None, brokers, controller)
+
+    def cluster_id(self, *, timeout_s: float | None = None) -> str | None:
+        """Cluster id as the brokers say it now."""
+        return self.describe_cluster(timeout_s=timeout_s).cluster_id
+
+    def broker_count(self, *, timeout_s: float | None = None) -> int:
+        """Number of live brokers."""
+        return len(self.describe_cluster(timeout_s=timeout_s).brokers)
+
+    def topic_names(self, *, timeout_s: float | None = None) -> frozenset[str]:
+        """Names of all topics the principal may describe, internal ones included.
+
+        A listing of everything: it names no topic, so it cannot make a broker create one.
+        """
+        wait = self.timeout(timeout_s)
+        metadata = self.blocking(
+            lambda: self.client.list_topics(timeout=wait),
+            doing="listing topics",
+            right=Right("DESCRIBE", "cluster"),
+        )
+        return frozenset(metadata.topics)
+
+    def topics(
+        self, names: Iterable[str], *, timeout_s: float | None = None
+    ) -> Answers[str, TopicDescription]:
+        """Describe topics; never creates one (the request forbids it)."""
+        wanted = sorted(set(names))
+        if not wanted:
+            return Answers()
+        wait = self.timeout(timeout_s)
+        futures = self.client.describe_topics(TopicCollection(wanted), request_timeout=wait)
+        return self.gather(
+            futures,
+            _topic_description,
+            doing="describing topic",
+            right=Right("DESCRIBE", "topic"),
+            timeout_s=wait,
+        )
+
+    def topic_configs(self, names: Iterable[str], *, timeout_s: float | None = None) -> Answers[str, Configs]:
+        """Effective configurations of topics."""
+        wanted = sorted(set(names))
+        values: dict[str, Configs] = {}
+        errors: dict[str, KmirrorError] = {}
+        wait = self.timeout(timeout_s)
+        for index in range(0, len(wanted), _CONFIG_CHUNK):
+            chunk = wanted[index : index + _CONFIG_CHUNK]
+            resources = [ConfigResource(ResourceType.TOPIC, name) for name in chunk]
+            futures = self.client.describe_configs(resources, request_timeout=wait)
+            answers = self.gather(
+                {resource.name: future for resource, future in futures.items()},
+                _configs,
+                doing="reading configurations of topic",
+                right=Right("DESCRIBE_CONFIGS", "topic"),
+                timeout_s=wait,
+            )
+            values.update(answers.values)
+            errors.update(answers.errors)
+        return Answers(values, errors)
+
+    def create_topics(
+        self, topics: Sequence[NewTopic], *, validate_only: bool = False, timeout_s: float | None = None
+    ) -> Mapping[str, KmirrorError | None]:
+        """Create topics with their configurations; the answer has one entry for each, None: created."""
+        if not topics:
+            return {}
+        wait = self.timeout(timeout_s)
+        new = [
+            LibrdkafkaNewTopic(
+                topic.name,
+                num_partitions=topic.partitions,
+                replication_factor=topic.replication_factor,
+                config=dict(topic.configs),
+            )
+            for topic in topics
+        ]
+        futures = self.client.create_topics(
+            new, request_timeout=wait, operation_timeout=wait, validate_only=validate_only
+        )
+        return self._outcomes(futures, "creating topic", Right("CREATE", "topic"), wait)
+
+    def create_partitions(
+        self, totals: Mapping[str, int], *, timeout_s: float | None = None
+    ) -> Mapping[str, KmirrorError | None]:
+        """Grow topics to a total number of partitions."""
+        if not totals:
+            return {}
+        wait = self.timeout(timeout_s)
+        new = [NewPartitions(topic, total) for topic, total in sorted(totals.items())]
+        futures = self.client.create_partitions(new, request_timeout=wait, operation_timeout=wait)
+        return self._outcomes(futures, "adding partitions to topic", Right("ALTER", "topic"), wait)
+
+    def alter_configs(
+        self, changes: Mapping[str, ConfigChange], *, timeout_s: float | None = None
+    ) -> Mapping[str, KmirrorError | None]:
+        """Set and unset single overrides (incremental, KIP-339); a topic's change is all or nothing."""
+        resources = [_change(name, change) for name, change in sorted(changes.items()) if change]
+        if not resources:
+            return {}
+        wait = self.timeout(timeout_s)
+        futures = self.client.incremental_alter_configs(resources, request_timeout=wait)
+        by_name = {resource.name: future for resource, future in futures.items()}
+        return self._outcomes(
+            by_name, "changing configurations of topic", Right("ALTER_CONFIGS", "topic"), wait
+        )
+
+    def delete_topics(
+        self, names: Iterable[str], *, timeout_s: float | None = None
+    ) -> Mapping[str, KmirrorError | None]:
+        """Delete topics."""
+        wanted = sorted(set(names))
+        if not wanted:
+            return {}
+        wait = self.timeout(timeout_s)
+        futures = self.client.delete_topics(wanted, request_timeout=wait, operation_timeout=wait)
+        return self._outcomes(futures, "deleting topic", Right("DELETE", "topic"), wait)
+
+    def _outcomes(
+        self, futures: Mapping[str, Any], doing: str, right: Right, timeout_s: float
+    ) -> dict[str, KmirrorError | None]:
+        answers = self.gather(
+            futures, lambda _name, _value: None, doing=doing, right=right, timeout_s=timeout_s
+        )
+        return dict(answers.values) | dict(answers.errors)
+
+
+def _topic_description(name: str, answer: Any) -> TopicDescription:
+    topic_id = str(answer.topic_id)
+    return TopicDescription(
+        name=name,
+        topic_id=None if topic_id == _NO_TOPIC_ID else topic_id,
+        partitions=len(answer.partitions),
+        replication_factor=len(answer.partitions[0].replicas) if answer.partitions else 0,
+        internal=bool(answer.is_internal),
+    )
+
+
+def _configs(_name: str, answer: Mapping[str, ConfigEntry]) -> Configs:
+    return {
+        key: ConfigValue(
+            value=entry.value,
+            is_override=entry.source in (_OVERRIDE, _OVERRIDE.value),
+            sensitive=entry.is_sensitive,
+            read_only=entry.is_read_only,
+        )
+        for key, entry in answer.items()
+    }
+
+
+def _change(name: str, change: ConfigChange) -> ConfigResource:
+    entries = [
+        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+        for key, value in sorted(change.sets.items())
+    ]
+    entries += [
+        ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE)
+        for key in sorted(change.unsets)
+    ]
+    return ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)

@@ -1,0 +1,169 @@
+"""Consumer group positions: the destination's equal the source's, within what the destination has. Pure.
+
+Rules, for partitions that are MIRRORING:
+
+- position = max(destination log start, min(source position, destination log end)); at a tip that is copied:
+  exact.
+- what the source has not committed (no commit at all, or -1) is not committed here either; what was committed
+  here before stays.
+- a position here goes back only when the source group's did, or when it lies behind the destination's log
+  end. A position here above the source's that carries a leader epoch was committed by a consumer of the
+  destination: kept, unless the source group is seen going back. One without was put there by the mirror, so
+  the source did go back.
+- the committer's metadata is kept; the leader epoch is not: it is the source's and would mislead the
+  destination's validation (KIP-320).
+- positions expire where nobody consumes, so unchanged ones are committed again once in a while.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from kmirror_dagster.broker.admin_types import (
+    OFFSET_GROUP_TYPES,
+    CommittedOffset,
+    GroupDescription,
+    GroupListing,
+    Partition,
+)
+
+Offsets = Mapping[Partition, CommittedOffset]
+
+# States in which nobody consumes; "Dead" is Kafka's word for a group it does not know.
+_VACANT_STATES = frozenset({"Empty", "Dead"})
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the destination log of a partition holds: positions are kept within [start, end]."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class GroupChange:
+    """Positions to commit for one group; `kept_alive` of them are unchanged and only committed again."""
+
+    group: str
+    offsets: Offsets
+    kept_alive: int = 0
+
+
+@dataclass(frozen=True)
+class GroupMemory:
+    """What the refreshes before have seen of one group.
+
+    Attributes:
+        source: newest source positions.
+        going_back: partitions in which the source went back and the destination has not followed yet.
+    """
+
+    source: Mapping[Partition, int] = field(default_factory=dict[Partition, int])
+    going_back: frozenset[Partition] = frozenset()
+
+
+@dataclass(frozen=True)
+class GroupsSelection:
+    """Groups to look at, and those passed over with the reason."""
+
+    groups: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def select_groups(listings: tuple[GroupListing, ...], selects: Callable[[str], bool]) -> GroupsSelection:
+    """Choose groups by name and type; share and streams groups keep their positions elsewhere."""
+    chosen = [listing for listing in listings if selects(listing.group)]
+    groups = sorted({item.group for item in chosen if item.type in OFFSET_GROUP_TYPES})
+    notes = [
+        f"group {item.group} is a {item.type} group: its positions are not mirrored"
+        for item in sorted(chosen, key=lambda item: item.group)
+        if item.type not in OFFSET_GROUP_TYPES
+    ]
+    return GroupsSelection(tuple(groups), tuple(notes))
+
+
+def clamp(offset: int, bounds: Bounds) -> int:
+    """Position within what the destination has."""
+    return max(bounds.start, min(offset, bounds.end))
+
+
+def remember(memory: GroupMemory, source: Offsets, destination: Offsets) -> GroupMemory:
+    """Take in the source positions of this refresh."""
+    positions = {key: committed.offset for key, committed in source.items() if committed.offset >= 0}
+    back = {key for key, offset in positions.items() if offset < memory.source.get(key, -1)}
+    waiting = {
+        key
+        for key in memory.going_back
+        if key in positions and key in destination and destination[key].offset > positions[key]
+    }
+    return GroupMemory(positions, frozenset(back | waiting))
+
+
+def plan_group(
+    group: str,
+    *,
+    source: Offsets,
+    destination: Offsets,
+    bounds: Mapping[Partition, Bounds],
+    memory: GroupMemory,
+    keep_alive: bool = False,
+) -> GroupChange | None:
+    """Positions to commit at the destination, None when it is in step.
+
+    Args:
+        group: group id.
+        source: committed positions at the source.
+        destination: committed positions at the destination.
+        bounds: what the destination has, of partitions that are MIRRORING only; others are left alone.
+        memory: as `remember` returned it for this refresh.
+        keep_alive: commit unchanged positions as well.
+    """
+    offsets: dict[Partition, CommittedOffset] = {}
+    unchanged: dict[Partition, CommittedOffset] = {}
+    for key, committed in source.items():
+        if committed.offset < 0 or key not in bounds:
+            continue
+        wanted = CommittedOffset(clamp(committed.offset, bounds[key]), committed.metadata or None)
+        present = destination.get(key)
+        if present is None or present.offset < 0:
+            offsets[key] = wanted
+        elif _may_replace(present, committed, wanted, bounds[key], key in memory.going_back):
+            if present.offset != wanted.offset or (present.metadata or None) != wanted.metadata:
+                offsets[key] = wanted
+            else:
+                unchanged[key] = wanted
+    if keep_alive and unchanged:
+        return GroupChange(group, offsets | unchanged, len(unchanged))
+    return GroupChange(group, offsets) if offsets else None
+
+
+def _may_replace(
+    present: CommittedOffset,
+    committed: CommittedOffset,
+    wanted: CommittedOffset,
+    bounds: Bounds,
+    going_back: bool,
+) -> bool:
+    if wanted.offset >= present.offset or present.offset > bounds.end:
+        return True
+    if committed.offset >= present.offset:
+        return False  # only the copy lags behind: the position is right as soon as the copy is
+    return going_back or present.leader_epoch is None
+
+
+def occupied(description: GroupDescription | None) -> str | None:
+    """Why a destination group is left alone, None when nobody consumes with it."""
+    if description is None or (description.state in _VACANT_STATES and not description.members):
+        return None
+    count = len(description.members)
+    members = f"{count} member(s)" if count else f"state {description.state}"
+    return f"group {description.group} is in use at the destination ({members}): left alone"
+
+
+def live_part(change: GroupChange, mirroring: Callable[[Partition], bool]) -> GroupChange | None:
+    """The part of a change whose partitions are still MIRRORING; a stop may have come in between."""
+    offsets = {key: value for key, value in change.offsets.items() if mirroring(key)}
+    if not offsets:
+        return None
+    dropped = len(change.offsets) - len(offsets)
+    return GroupChange(change.group, offsets, max(0, change.kept_alive - dropped))
