@@ -30,13 +30,15 @@ from kmirror_dagster.verification.report import (
     Isolation,
     VerifyReport,
 )
-from kmirror_dagster.verification.streams import Compaction, PartitionComparison
+from kmirror_dagster.verification.streams import DUPLICATE_WINDOW_BYTES, Compaction, PartitionComparison
 
 # Between two looks at a destination that is not there yet.
 _POLL_S = 0.25
 _GROUP_POLL_S = 1.0
 # Partitions one consumer of each side reads at a time.
 _WAVE = 500
+# Newest records kept of all these partitions together, for telling repeated records from wrong ones.
+_WINDOWS_BYTES = 128 * 1024 * 1024
 # How often a partition whose log start moved while it was read is read again.
 _ROUNDS = 3
 _REACH_DEADLINE_S = 10.0
@@ -280,7 +282,11 @@ class _MirrorComparison:
     ) -> dict[Partition, PartitionComparison]:
         pairs = {
             key: PartitionComparison(
-                *key, isolation=isolation, differences=found[key], compaction=compaction.get(key[0])
+                *key,
+                isolation=isolation,
+                differences=found[key],
+                compaction=compaction.get(key[0]),
+                window_bytes=min(DUPLICATE_WINDOW_BYTES, _WINDOWS_BYTES // len(ranges)),
             )
             for key in ranges
         }

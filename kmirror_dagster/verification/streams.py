@@ -26,7 +26,8 @@ from kmirror_dagster.broker.log_records import (
 )
 from kmirror_dagster.verification.report import Difference, DifferenceKind, DifferenceLog, Isolation
 
-# A repeated producer batch is found while it is this near: batches are 16 KiB by default, 1 MiB at most.
+# A repeated producer batch is found while it is this near: batches are 16 KiB by default, 1 MiB at most. Counted
+# as what the records take in memory.
 DUPLICATE_WINDOW_BYTES = 2 * 1024 * 1024
 # Distinct keys of a compacted topic whose record stands on one side only and has no successor yet.
 MAX_UNRESOLVED_KEYS = 200_000
@@ -97,6 +98,7 @@ class PartitionComparison:
         isolation: Isolation,
         differences: DifferenceLog,
         compaction: Compaction | None = None,
+        window_bytes: int = DUPLICATE_WINDOW_BYTES,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -106,7 +108,7 @@ class PartitionComparison:
         self._isolation = isolation
         self._differences = differences
         self._streams = (_Stream(), _Stream())
-        self._recent = _RecentRecords()
+        self._recent = _RecentRecords(window_bytes)
         self._orphans = _Orphans(compaction) if compaction else None
         self._finished = False
 
@@ -146,6 +148,7 @@ class PartitionComparison:
         if source.done and destination.done and not self._finished:
             self._finished = True
             self._settle_orphans()
+            self._recent = _RecentRecords(0)  # many partitions may still be compared
 
     def _compare_run(self, source: _Stream, destination: _Stream) -> None:
         left, right = source.next_run(), destination.next_run()
@@ -256,7 +259,8 @@ class _RecentRecords:
     Runs are kept as they came; only a difference makes an index of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window_bytes: int) -> None:
+        self._window = window_bytes
         self._runs: deque[tuple[list[LogRecord], int]] = deque()
         self._bytes = 0
         self._source: dict[int, _Content] = {}
@@ -272,7 +276,7 @@ class _RecentRecords:
         size = chunk[1] * len(run) // len(chunk[0])
         self._runs.append((run, size))
         self._bytes += size
-        while self._bytes > DUPLICATE_WINDOW_BYTES and len(self._runs) > 1:
+        while self._bytes > self._window and len(self._runs) > 1:
             self._bytes -= self._runs.popleft()[1]
 
     def add_pair(self, source: LogRecord | None, destination: LogRecord | None) -> None:
