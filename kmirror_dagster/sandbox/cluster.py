@@ -4,11 +4,11 @@ import contextlib
 import logging
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -27,9 +27,7 @@ from kmirror_dagster.sandbox.properties import (
     render,
     server_properties,
 )
-
-if TYPE_CHECKING:
-    from kmirror_dagster.settings import ClusterSettings
+from kmirror_dagster.settings import ClusterSettings
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +90,9 @@ class SandboxCluster:
         self._processes: dict[int, BrokerProcess] = {}
         # Brokers started here and not ended on purpose: when one of them ends, waiting for it is pointless.
         self._expected: set[int] = set()
+        # Brokers that the `start` under way has launched.
+        self._launched: list[BrokerProcess] = []
+        self._interrupted = threading.Event()
 
     def __enter__(self) -> "SandboxCluster":
         """Start the cluster."""
@@ -130,10 +131,8 @@ class SandboxCluster:
         """``bootstrap.servers`` of one listener."""
         return ",".join(f"{HOST}:{ports[listener]}" for ports in self.plan.ports)
 
-    def settings(self) -> "ClusterSettings":
+    def settings(self) -> ClusterSettings:
         """Connection settings for clients of this cluster."""
-        from kmirror_dagster.settings import ClusterSettings
-
         return ClusterSettings.model_validate({"bootstrap.servers": self.bootstrap})
 
     @property
@@ -177,6 +176,8 @@ class SandboxCluster:
             PortInUseError: a port of a cluster that exists already is taken by another program.
             SandboxError: it does not come up; the message names the log and its first error.
         """
+        self._interrupted.clear()
+        self._launched.clear()
         class_path = jars.class_path(console)
         deadline = time.monotonic() + wait_s
         try:
@@ -186,7 +187,7 @@ class SandboxCluster:
                 self._start_existing(class_path, deadline)
         except BaseException:
             # Also on Ctrl-C: a half-started cluster helps nobody.
-            self._stop_own()
+            self._stop_launched()
             raise
 
     def _start_existing(self, class_path: list[Path], deadline: float) -> None:
@@ -215,7 +216,7 @@ class SandboxCluster:
                     if "Address already in use" not in str(error) or attempt == _PORT_TRIES:
                         raise
                     _log.info("port conflict at start of %s, trying others: %s", self.name, error)
-                    self._stop_own()
+                    self._stop_launched()
                     continue
             plan.save(self.home)
             return
@@ -229,7 +230,9 @@ class SandboxCluster:
             self._write_files(each, everybody)
         storage.format_brokers(chosen, plan.cluster_id, class_path)
         for each in chosen:
-            self._process(each).start(jars.java(), self._command(each), class_path)
+            process = self._process(each)
+            process.start(jars.java(), self._command(each), class_path)
+            self._launched.append(process)
             self._expected.add(each.node_id)
 
     def _write_files(self, broker: BrokerPlan, everybody: Sequence[BrokerPlan]) -> None:
@@ -268,6 +271,8 @@ class SandboxCluster:
         addresses = [f"{HOST}:{each.ports[listener]}" for each in started]
 
         def check() -> None:
+            if self._interrupted.is_set():
+                raise SandboxError(f"start of sandbox cluster {self.name} was interrupted")
             for each in started:
                 if not self._process(each).is_alive():
                     raise SandboxError(
@@ -290,9 +295,14 @@ class SandboxCluster:
         self._expected.clear()
         _stop_all(processes, wait_s)
 
-    def _stop_own(self) -> None:
+    def _stop_launched(self) -> None:
         self._expected.clear()
-        _stop_all(list(self._processes.values()), STOP_S)
+        _stop_all(self._launched, STOP_S)
+        self._launched.clear()
+
+    def interrupt(self) -> None:
+        """Make a `start` or `wait_ready` that goes on in another thread end now."""
+        self._interrupted.set()
 
     def detach(self) -> None:
         """Let the brokers live on when this process ends; `stop` of a later object ends them."""

@@ -4,6 +4,7 @@ import hashlib
 import os
 import random
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -145,6 +146,10 @@ def _is_good(jar: LockedJar, path: Path) -> bool:
 _Advance = Callable[[int], None]
 
 
+class _OverError(Exception):
+    """Error when a download goes on after another one failed or the user interrupted."""
+
+
 @contextmanager
 def _progress(total: int, console: Console | None) -> Generator[_Advance]:
     if console is None:
@@ -158,12 +163,20 @@ def _progress(total: int, console: Console | None) -> Generator[_Advance]:
 
 def _download(jars: list[LockedJar], folder: Path, console: Console | None) -> None:
     with _progress(sum(jar.size for jar in jars), console) as advance:
+        over = threading.Event()
+
+        def advance_or_end(count: int) -> None:
+            if over.is_set():
+                raise _OverError
+            advance(count)
+
         pool = ThreadPoolExecutor(_PARALLEL)
         try:
-            for each in [pool.submit(_download_one, jar, folder, advance) for jar in jars]:
+            for each in [pool.submit(_download_one, jar, folder, advance_or_end) for jar in jars]:
                 each.result()
         finally:
-            # After the first failure or Ctrl-C the jars not begun yet are not begun.
+            # After the first failure or Ctrl-C: no further jar is begun, and those under way end at once.
+            over.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -170,6 +170,8 @@ def consume(
             "enable.auto.commit": False,
             "isolation.level": isolation,
             "enable.partition.eof": True,
+            # How long a fetch at the end of the log waits before it tells so.
+            "fetch.wait.max.ms": 20,
         },
         logger=logger,
     )
