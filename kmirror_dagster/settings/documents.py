@@ -7,6 +7,8 @@ from kmirror_dagster.errors import SettingsError
 
 SettingPath: TypeAlias = tuple[str | int, ...]
 
+_MAX_NAME = 80  # characters; the longest known name has 45
+
 
 @dataclass(frozen=True)
 class Document:
@@ -51,8 +53,13 @@ class Document:
 
 
 def format_path(path: SettingPath) -> str:
-    """Write a path as `source.bootstrap.servers[0]`."""
+    """Write a path as `source.bootstrap.servers[0]`; names of any characters and length stay on one line."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if isinstance(part, int):
+            text += f"[{part}]"
+            continue
+        name = part if part.isprintable() else repr(part)[1:-1]
+        name = name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}..."
+        text += f".{name}" if text else name
     return text

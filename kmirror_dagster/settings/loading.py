@@ -94,7 +94,7 @@ def load_document(path: Path) -> dict[str, Any]:
         SettingsError: one line with file, line, setting and remedy.
     """
     document = read_file(path)
-    _build(document, MirrorSettings, None)
+    _check(document, MirrorSettings, None)
     _refuse_literal_secrets(document)
     return document.values
 
@@ -150,8 +150,18 @@ def _named(document: Mapping[str, Any], name: str | None) -> Document:
     return Document(name=name or default, values=dict(document))
 
 
-def _build(document: Document, model: type[S], environ: Mapping[str, str] | None) -> S:
-    """Validate a document; without an environment, what depends on it is left unjudged."""
+def _build(document: Document, model: type[S], environ: Mapping[str, str]) -> S:
+    settings = _check(document, model, environ)
+    if settings is None:
+        raise document.error((), "cannot be used; check it against the documentation")
+    return settings
+
+
+def _check(document: Document, model: type[S], environ: Mapping[str, str] | None) -> S | None:
+    """Validate a document.
+
+    Without an environment, what depends on it is left unjudged, and there may be no settings to return.
+    """
     problems = [_Problem(0, found.path, found.message) for found in name_problems(document.values, model)]
     values: Any = document.values
     if environ is not None:
@@ -167,7 +177,7 @@ def _build(document: Document, model: type[S], environ: Mapping[str, str] | None
             problem = _judge(detail, document, model, unjudged=environ is None)
             if problem is not None and problem.path not in known:
                 problems.append(problem)
-    if problems or settings is None:
+    if problems:
         # outside the except clause: pydantic's error must not travel along, it knows the values
         raise _worst(document, problems)
     return settings
@@ -175,8 +185,6 @@ def _build(document: Document, model: type[S], environ: Mapping[str, str] | None
 
 def _worst(document: Document, problems: Iterable[_Problem]) -> Exception:
     ordered = sorted(problems, key=lambda p: (p.rank, document.line(p.path) or 0))
-    if not ordered:
-        return document.error((), "cannot be used")
     first, others = ordered[0], len(ordered) - 1
     more = f" ({others} more problem{'s' if others > 1 else ''} in this document)" if others else ""
     return document.error(first.path, first.message + more)

@@ -22,6 +22,11 @@ class MirrorSettings(Settings):
     filters: FilterSettings = Field(default_factory=FilterSettings, description="What is mirrored.")
     policies: PolicySettings = Field(default_factory=PolicySettings, description="Choices.")
 
+    @field_validator("filters", "policies", mode="before")
+    @classmethod
+    def _empty_section(cls, value: object) -> object:
+        return {} if value is None else value  # all of its settings commented out
+
     @field_validator("mirror")
     @classmethod
     def _check_name(cls, value: str) -> str:

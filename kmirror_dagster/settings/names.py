@@ -111,7 +111,7 @@ def _advice(key: str, model: type[Settings]) -> str:
     if plain not in by_plain:
         place = _place_of(plain, model)
         if place is not None:
-            return f"it belongs under {place!r}"
+            return f"it belongs under {place}"
         if plain in _FOREIGN_NAMES:
             return _FOREIGN_NAMES[plain]
     close = difflib.get_close_matches(plain, by_plain, n=1, cutoff=0.6)
@@ -132,6 +132,6 @@ def _place_of(plain: str, model: type[Settings]) -> str | None:
             continue
         if plain in {documented_name(section, name).replace("_", ".") for name in section.model_fields}:
             if section is ClusterSettings:
-                return "destination" if model is NodeSettings else "source' or 'destination"
-            return section_name if model is not NodeSettings else None
+                return "'destination'" if model is NodeSettings else "'source' or 'destination'"
+            return None if model is NodeSettings else f"'{section_name}'"
     return None
