@@ -1,36 +1,15 @@
 """What the coordinator needs of the rooms below: structural types, so that tests can stand in for them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from kmirror_dagster.errors import ReplicationError
+from kmirror_dagster.errors import KmirrorError, ReplicationError
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.metadata.outcome import RefreshOutcome
 from kmirror_dagster.records import PartitionRecord, TopicRecord
+from kmirror_dagster.replication.alignment import Alignment
+from kmirror_dagster.replication.link import Position, ProbeResult
 from kmirror_dagster.replication.progress import Progress
-
-
-# TEMPORARY stand-ins until replication.link and metadata.refresh land
-@dataclass(frozen=True)
-class Alignment:
-    producer_id: int
-    producer_epoch: int
-    source_topic_id: str | None
-    source_leader_epoch: int
-    start_offset: int
-
-
-@dataclass(frozen=True)
-class Position:
-    offset: int
-    source_leader_epoch: int
-
-
-@dataclass(frozen=True)
-class ProbeResult:
-    ok: bool
-    error: str | None = None
 
 
 class AppendLog(Protocol):
@@ -54,19 +33,25 @@ class Link(Protocol):
         partition: int,
         alignment: Alignment,
         on_failure: Callable[[ReplicationError], None],
+        *,
+        owner_epoch: int,
     ) -> None: ...
 
-    async def stop(self, topic: str, partition: int, deadline_s: float) -> Position: ...
-
-    async def position(self, topic: str, partition: int) -> Position: ...
+    async def stop(
+        self, topic: str, partition: int, deadline_s: float, *, final: bool = False
+    ) -> Position: ...
 
     def progress(self, topic: str, partition: int) -> Progress | None: ...
-
-    def running(self) -> set[tuple[str, int]]: ...
 
     async def probe(self) -> tuple[ProbeResult, ProbeResult]: ...
 
     async def close(self, deadline_s: float) -> None: ...
+
+
+class ConfigRelease(Protocol):
+    """Puts the source's own values of held-back configurations in place at the destination; blocking."""
+
+    def __call__(self, held: Mapping[str, Mapping[str, str | None]]) -> Mapping[str, KmirrorError]: ...
 
 
 class MetadataRefresher(Protocol):

@@ -1,0 +1,29 @@
+"""What a leader knows of a mirror partition besides its records."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from kmirror_dagster.errors import KmirrorError
+
+
+@dataclass
+class LivePartition:
+    """What is known of one led partition besides its records; gone when it is no longer led."""
+
+    task: asyncio.Task[None] | None = None
+    action: "asyncio.Future[Any] | None" = None
+    preempted: bool = False
+    running: bool = False
+    failure: KmirrorError | None = None
+    timer: asyncio.TimerHandle | None = None
+    retry_at_ms: int | None = None
+    due: bool = False
+    orphan_since: float | None = None
+    deleted: bool = False
+
+    def disarm(self) -> None:
+        """Cancel a retry that waits."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = self.retry_at_ms = None
