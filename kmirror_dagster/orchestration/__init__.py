@@ -1,1 +1,21 @@
 """The mirror in Dagster: assets, checks, sensors, schedules, jobs, resource."""
+
+from dagster_shared.libraries import DagsterLibraryRegistry
+
+from kmirror_dagster import __version__
+from kmirror_dagster.orchestration.definitions_builder import build_mirror_definitions
+from kmirror_dagster.orchestration.keys import PartitionKey
+from kmirror_dagster.orchestration.resources import KMirrorResource
+from kmirror_dagster.orchestration.targets import MirrorTarget
+from kmirror_dagster.orchestration.translator import KMirrorTranslator, MirrorProps
+
+__all__ = [
+    "KMirrorResource",
+    "KMirrorTranslator",
+    "MirrorProps",
+    "MirrorTarget",
+    "PartitionKey",
+    "build_mirror_definitions",
+]
+
+DagsterLibraryRegistry.register("kmirror-dagster", __version__, is_dagster_package=False)
