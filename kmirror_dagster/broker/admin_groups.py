@@ -152,9 +152,15 @@ def _committed(_group: str, answer: Any) -> Mapping[Partition, CommittedOffset]:
 
 def _positions(positions: Mapping[Partition, CommittedOffset]) -> list[TopicPartition]:
     return [
-        TopicPartition(topic, partition, committed.offset, committed.metadata or "", committed.leader_epoch)
-        for (topic, partition), committed in sorted(positions.items())
+        _position(key, committed) for key, committed in sorted(positions.items(), key=lambda item: item[0])
     ]
+
+
+def _position(key: Partition, committed: CommittedOffset) -> TopicPartition:
+    metadata = committed.metadata or ""
+    if committed.leader_epoch is None:  # the client library takes a number or no argument, not None
+        return TopicPartition(*key, committed.offset, metadata)
+    return TopicPartition(*key, committed.offset, metadata, committed.leader_epoch)
 
 
 _Convert = Callable[[str, Any], Any]
