@@ -220,8 +220,8 @@ def replicas_problem(current: Configs, replication_factor: int) -> str | None:
     if needed <= replication_factor:
         return None
     return (
-        f"{MIN_INSYNC} is {needed} and the topic has {replication_factor} replica(s), nothing can be written: "
-        f"lower {MIN_INSYNC} or raise policies.replication_factor"
+        f"{MIN_INSYNC} is {needed} and the copy has {replication_factor} replica(s), nothing can be "
+        f"written to it: lower {MIN_INSYNC} there or raise policies.replication_factor"
     )
 
 

@@ -91,6 +91,23 @@ class TopicIntent:
 
 
 @dataclass(frozen=True)
+class PlannedChange:
+    """One altering request that a refresh makes, or would make: what to which topic, group or partition."""
+
+    step: Step
+    subject: str
+    text: str
+
+
+@dataclass(frozen=True)
+class RefreshPlan:
+    """What a refresh would do now; nothing was changed."""
+
+    status: RefreshStatus
+    changes: tuple[PlannedChange, ...]
+
+
+@dataclass(frozen=True)
 class RefreshOutcome:
     """Result of one refresh.
 

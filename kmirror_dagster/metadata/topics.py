@@ -119,7 +119,7 @@ def judge(world: TopicWorld, name: str) -> Verdict | None:
         if record.stopped_by != "filter" or not world.filters.selects_topic(name):
             return None
     elif record is not None and _deselected(world.filters, record):
-        return Verdict(Step.DISCOVERY, replace(_unchanged(record), stop=True))
+        return Verdict(Step.DISCOVERY, replace(unchanged_intent(record), stop=True))
     source = world.source.topics.get(name)
     if source is None:
         return _judge_absent(world, name, record)
@@ -136,7 +136,8 @@ def _deselected(filters: FilterSettings, record: TopicRecord) -> bool:
     return record.started_by == "filter" and not filters.selects_topic(record.topic)
 
 
-def _unchanged(record: TopicRecord) -> TopicIntent:
+def unchanged_intent(record: TopicRecord) -> TopicIntent:
+    """Intent that leaves a topic as its record has it."""
     return TopicIntent(
         topic=record.topic,
         partitions=record.partitions,
@@ -149,7 +150,7 @@ def _unchanged(record: TopicRecord) -> TopicIntent:
 
 
 def _refused(name: str, record: TopicRecord | None, step: Step, error: str) -> Verdict:
-    intent = _unchanged(record) if record is not None else TopicIntent(name, 0)
+    intent = unchanged_intent(record) if record is not None else TopicIntent(name, 0)
     return Verdict(step, replace(intent, error=error), error=error)
 
 
@@ -170,7 +171,7 @@ def _judge_absent(world: TopicWorld, name: str, record: TopicRecord | None) -> V
     # description must agree.
     if name not in world.missing_before and record.error != _deleted(name):
         note = f"{name}: not found at the source, looked at again next time"
-        return Verdict(Step.DELETIONS, _unchanged(record), missing=True, note=note)
+        return Verdict(Step.DELETIONS, unchanged_intent(record), missing=True, note=note)
     return replace(_refused(name, record, Step.DELETIONS, _deleted(name)), missing=True)
 
 
@@ -194,7 +195,7 @@ def _judge_paused(world: TopicWorld, source: TopicDescription, record: TopicReco
     if error is not None and copy is not None:
         return _refused(source.name, record, Step.DELETIONS, error)
     return Verdict(
-        Step.DISCOVERY, _unchanged(record)
+        Step.DISCOVERY, unchanged_intent(record)
     )  # neither configurations nor partitions change while paused
 
 
@@ -226,7 +227,8 @@ def _recreated(source: TopicDescription, record: TopicRecord) -> str | None:
         return None
     return (
         f"{source.name} was recreated at the source (topic id {record.source_topic_id} became "
-        f"{source.topic_id}) and the copy is of the former topic: stop mirroring it, delete the copy, start again"
+        f"{source.topic_id}) and the copy is of the former topic: delete the copy to mirror the new one, "
+        "or stop mirroring it"
     )
 
 
@@ -264,8 +266,8 @@ def _keep(
     name = source.name
     if copy.partitions > source.partitions:
         error = (
-            f"{name} has {copy.partitions} partitions at the destination and {source.partitions} at the source, "
-            "partitions cannot be removed: delete the copy or add partitions at the source"
+            f"{name} has {copy.partitions} partitions at the destination and {source.partitions} at the "
+            "source, partitions cannot be removed: delete the copy or add partitions at the source"
         )
         return _refused(name, record, Step.GROWTH, error)
     unreadable = world.source.config_errors.get(name)

@@ -1,0 +1,66 @@
+"""What the steps of one refresh share."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from kmirror_dagster.broker.admin import ClusterAdmin
+from kmirror_dagster.broker.admin_types import Partition
+from kmirror_dagster.broker.deadlines import Deadline
+from kmirror_dagster.lifecycle import MirrorState
+from kmirror_dagster.metadata.memory import Memory
+from kmirror_dagster.metadata.outcome import PlannedChange, Step, TopicIntent
+from kmirror_dagster.metadata.reader import CALL_S
+from kmirror_dagster.metadata.snapshot import ClusterSnapshot
+from kmirror_dagster.metadata.steps import StepReports
+from kmirror_dagster.metadata.topics import TopicsPlan
+from kmirror_dagster.records import TopicRecord
+from kmirror_dagster.settings import MirrorSettings
+
+
+@dataclass
+class RefreshContext:
+    """One refresh under way.
+
+    Attributes:
+        mirroring: states of mirror partitions; looked at again right before positions or logs are changed, so
+            a live mapping keeps a stop that came in between.
+        dry_run: plan only.
+        changes: altering requests, planned or made.
+        intents: what the coordinator is to store, by topic.
+        created: topics created in this refresh.
+    """
+
+    settings: MirrorSettings
+    source: ClusterAdmin
+    destination: ClusterAdmin
+    known: Mapping[str, TopicRecord]
+    mirroring: Mapping[Partition, MirrorState]
+    memory: Memory
+    deadline: Deadline
+    clock: Callable[[], float]
+    rng: random.Random
+    dry_run: bool
+    reports: StepReports
+    source_view: ClusterSnapshot = field(default_factory=ClusterSnapshot)
+    destination_view: ClusterSnapshot = field(default_factory=ClusterSnapshot)
+    topics: TopicsPlan = field(default_factory=TopicsPlan)
+    changes: list[PlannedChange] = field(default_factory=list[PlannedChange])
+    intents: dict[str, TopicIntent] = field(default_factory=dict[str, TopicIntent])
+
+    def timeout(self) -> float:
+        """Seconds the next call may take.
+
+        Raises:
+            DeadlineError: when the refresh has used up its time.
+        """
+        self.deadline.check("metadata refresh")
+        return self.deadline.remaining(at_most=CALL_S)
+
+    def is_mirroring(self, key: Partition) -> bool:
+        """Tell whether a partition is being mirrored at this moment."""
+        return self.mirroring.get(key) is MirrorState.MIRRORING
+
+    def note_change(self, step: Step, subject: str, text: str) -> None:
+        """Take down one altering request."""
+        self.changes.append(PlannedChange(step, subject, text))

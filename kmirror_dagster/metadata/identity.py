@@ -1,0 +1,22 @@
+"""Is the source still the cluster the mirror was made for? Pure."""
+
+
+def identity_problem(*, expected: str, source: str | None, destination: str | None) -> str | None:
+    """Why nothing may be mirrored, None when both clusters are who they should be.
+
+    A source that was replaced under the same address is never accepted: its offsets and topics have nothing
+    to do with what has been copied (KIP-1279 section 7, step 1).
+
+    Args:
+        expected: cluster id recorded when the mirror was made; empty when the source told none then.
+        source: cluster id the source tells now.
+        destination: cluster id the destination tells now.
+    """
+    if source is not None and source == destination:
+        return f"source and destination are the same cluster ({source}): check bootstrap.servers of both"
+    if expected and source != expected:
+        return (
+            f"the source is another cluster now (id {source or 'not told'}; the mirror is of {expected}): "
+            "point source.bootstrap.servers to the former one, or delete the mirror and create a new one"
+        )
+    return None

@@ -1,0 +1,104 @@
+"""A mirror's metadata refresh without a node: plays the coordinator that stores intents and runs partitions."""
+
+import random
+from dataclasses import dataclass, field
+
+from kmirror_dagster.broker.admin import ClusterAdmin
+from kmirror_dagster.lifecycle import MirrorState
+from kmirror_dagster.metadata.outcome import PlannedChange, RefreshOutcome, Step, StepStatus
+from kmirror_dagster.metadata.refresh import Refresher
+from kmirror_dagster.records import TopicRecord
+from kmirror_dagster.settings import ClusterSettings, FilterSettings, MirrorSettings, PolicySettings
+
+DEADLINE_S = 60.0
+
+
+class ManualClock:
+    """Monotonic seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+@dataclass
+class RefreshedMirror:
+    """A mirror whose topics are refreshed; partitions of stored topics count as MIRRORING."""
+
+    source: ClusterSettings
+    destination: ClusterSettings
+    filters: FilterSettings
+    source_cluster_id: str
+    policies: PolicySettings = field(default_factory=PolicySettings)
+    clock: ManualClock = field(default_factory=ManualClock)
+    known: dict[str, TopicRecord] = field(default_factory=dict)
+    states: dict[tuple[str, int], MirrorState] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what only a running node remembers."""
+        settings = MirrorSettings(
+            mirror="m",
+            source=self.source,
+            destination=self.destination,
+            filters=self.filters,
+            policies=self.policies,
+        )
+        self.refresher = Refresher(
+            settings,
+            ClusterAdmin(self.source),
+            ClusterAdmin(self.destination),
+            source_cluster_id=self.source_cluster_id,
+            clock=self.clock,
+            rng=random.Random(7),
+        )
+
+    def refresh(self) -> RefreshOutcome:
+        """One refresh, its intents stored."""
+        outcome = self.refresher.run(self.known, self.states, DEADLINE_S)
+        for intent in outcome.topics:
+            record = self.known.get(intent.topic) or TopicRecord(mirror="m", topic=intent.topic, partitions=0)
+            self.known[intent.topic] = record.model_copy(
+                update={
+                    "partitions": intent.partitions,
+                    "source_topic_id": intent.source_topic_id,
+                    "destination_topic_id": intent.destination_topic_id,
+                    "error": intent.error,
+                    "source_configs": dict(intent.held),
+                    "synced_configs": list(intent.synced),
+                }
+            )
+            for partition in range(intent.partitions):
+                self.states.setdefault((intent.topic, partition), MirrorState.MIRRORING)
+        return outcome
+
+    def planned(self) -> tuple[PlannedChange, ...]:
+        """What a refresh would change now."""
+        return self.refresher.plan(self.known, self.states, DEADLINE_S).changes
+
+    def close(self) -> None:
+        """End both clients."""
+        self.refresher.close()
+
+
+def step_of(outcome: RefreshOutcome, step: Step) -> StepStatus:
+    """Status of one step."""
+    return next(status for status in outcome.status.steps if status.step == str(step))
+
+
+def changes_of(outcome: RefreshOutcome) -> int:
+    """Altering requests of a refresh."""
+    return sum(status.changes for status in outcome.status.steps)
+
+
+def errors_of(outcome: RefreshOutcome) -> dict[str, str]:
+    """All errors of a refresh."""
+    return {name: text for status in outcome.status.steps for name, text in status.errors.items()}
