@@ -49,7 +49,7 @@ class BatchHeader(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int
+    record_count: int
 
     @property
     def last_offset(self) -> int:
@@ -144,7 +144,7 @@ def stamp(
         producer_id,
         producer_epoch,
         base_sequence,
-        header.count,
+        header.record_count,
     )
     batch = view[start : header.end]
     struct.pack_into(">I", view, start + 17, crc32c(batch[_CRC_START:]))
@@ -168,7 +168,7 @@ def decode_records(view: Buffer, header: BatchHeader) -> list[RawRecord]:
     records: list[RawRecord] = []
     position = 0
     try:
-        for _ in range(header.count):
+        for _ in range(header.record_count):
             length, position = read_varint(data, position)
             end = position + length
             timestamp_delta, at = read_varint(data, position + 1)  # one attributes byte in front, unused

@@ -3,6 +3,7 @@
 import struct
 
 import cramjam
+import lz4.frame
 
 from kmirror_dagster.errors import UnsupportedDataError
 
@@ -30,10 +31,10 @@ def decompress(codec: int, data: "bytes | memoryview") -> bytes:
         if codec == SNAPPY:
             return _snappy_decompress(raw)
         if codec == LZ4:
-            return bytes(cramjam.lz4.decompress(raw))
+            return lz4.frame.decompress(raw)
         if codec == ZSTD:
             return bytes(cramjam.zstd.decompress(raw))
-    except (cramjam.DecompressionError, struct.error) as error:
+    except (cramjam.DecompressionError, struct.error, RuntimeError) as error:
         raise UnsupportedDataError(f"a {NAMES[codec]} batch does not decompress: {error}") from error
     raise UnsupportedDataError(f"unknown compression codec {codec}")
 
@@ -47,7 +48,8 @@ def compress(codec: int, data: bytes) -> bytes:
     if codec == SNAPPY:
         return _snappy_compress(data)
     if codec == LZ4:
-        return bytes(cramjam.lz4.compress(data))
+        # brokers refuse frames whose blocks depend on each other
+        return lz4.frame.compress(data, block_linked=False, block_size=lz4.frame.BLOCKSIZE_MAX64KB)
     if codec == ZSTD:
         return bytes(cramjam.zstd.compress(data))
     raise UnsupportedDataError(f"unknown compression codec {codec}")

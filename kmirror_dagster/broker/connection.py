@@ -204,7 +204,7 @@ class Connection:
         mechanism = clients.sasl_mechanism(self._settings)
         if mechanism is None:
             return
-        name = self._settings.sasl_mechanism
+        name = str(self._settings.sasl_mechanism)
         handshake = await self.call(SaslHandshakeRequest(mechanism=name), version=1)
         if handshake.error_code:
             raise AuthenticationError(
@@ -369,7 +369,8 @@ class Connection:
             available = self._staged - position - 4
             if size <= available:
                 start = position + 4
-                self._deliver(Frame(memoryview(bytes(self._staging_view[start : start + size]))))
+                # a copy that may be written to: the data path changes batch headers in place
+                self._deliver(Frame(memoryview(bytearray(self._staging_view[start : start + size]))))
                 position = start + size
                 continue
             if size > _STAGING_BYTES - 4:

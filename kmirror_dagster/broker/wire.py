@@ -13,8 +13,7 @@ from uuid import UUID
 
 from kafka.protocol.admin.topics import DeleteRecordsRequest
 from kafka.protocol.admin.transactions import DescribeProducersRequest
-from kafka.protocol.consumer.metadata import OffsetForLeaderEpochRequest
-from kafka.protocol.consumer.offsets import ListOffsetsRequest
+from kafka.protocol.consumer.offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest
 from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest
 from kafka.protocol.metadata.metadata import MetadataRequest

@@ -144,7 +144,9 @@ async def _align(
         )
     producer_id, producer_epoch = record.producer_id, record.producer_epoch
     if producer_id < 0:
-        producer_id, producer_epoch = await new_producer_id(destination)
+        producer_id, producer_epoch = await retrying(
+            lambda: new_producer_id(destination), deadline_s=_DEADLINE_S
+        )
     source_start = (await source.list_offsets([tp], EARLIEST))[tp].value()
     source_end = (await source.list_offsets([tp], LATEST))[tp].value()
     start = (await destination.list_offsets([tp], EARLIEST))[tp].value()

@@ -105,9 +105,6 @@ class DestinationAppender:
                 raise
             except KmirrorError as error:
                 self._doubt_ready(str(error))
-            except Exception as error:
-                log.exception("appender of destination broker %d", self.node_id)
-                self._doubt_ready(f"appender failed: {type(error).__name__}: {error}")
 
     def _doubt_ready(self, reason: str) -> None:
         copiers = list(self._ready)
@@ -123,8 +120,18 @@ class DestinationAppender:
                 self._doubt_ready("this node is not sure of its leadership")
                 return
             batch, transactional_id = self._gather()
-            if batch:
+            if not batch:
+                continue
+            try:
                 self._send(self._connection, batch, transactional_id)
+            except Exception as error:
+                # a bug, or memory running out: nothing of this request was sent
+                log.exception("appender of destination broker %d", self.node_id)
+                for sent in batch:
+                    sent.lease.drop()
+                    sent.copier.in_flight -= 1
+                    reason = f"{sent.copier.name}: cannot send offset {sent.step.start}: {error!r}"
+                    sent.copier.on_failure(ReplicationError(reason))
 
     def _gather(self) -> tuple[list[_Sent], str | None]:
         """Heads of ready partitions for one request; one of an aborted run goes alone, with its transaction."""
@@ -229,6 +236,7 @@ class DestinationAppender:
             )
             return
         copier.acked, copier.acked_epoch = step.end, step.leader_epoch
+        copier.futile = 0
         if not step.aborted:
             copier.acked_sequence = (copier.acked_sequence + step.count) & 0x7FFFFFFF
         copier.meter.appended(now, step.count, step.size)

@@ -119,6 +119,7 @@ class Copier:
     meter: Meter = field(default_factory=Meter)
     acked_epoch: int = -1
     doubtful: bool = False
+    futile: int = 0
     error: ReplicationError | None = None
     trouble_since: float | None = None
 

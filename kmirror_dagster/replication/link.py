@@ -40,6 +40,7 @@ from kmirror_dagster.settings import MirrorSettings
 log = logging.getLogger(__name__)
 
 _GIVE_UP_AFTER_S = 15.0
+_FUTILE_RESYNCS = 10
 _PROBE_S = 1.0
 _HOUSEKEEPING_S = 30.0
 
@@ -364,6 +365,7 @@ class MirrorLink:
             copier.pop().lease.drop()
             copier.acked = copier.sent = step.end
             copier.acked_epoch = step.leader_epoch
+            copier.futile = 0
         self._advance(copier)
 
     def _refuse_long_hole(self, copier: Copier, step: "Marker | Hole") -> None:
@@ -428,6 +430,7 @@ class MirrorLink:
         copier.phase = Phase.RESYNCING
         copier.generation += 1
         copier.meter.resyncs += 1
+        copier.futile += 1
         self._detach(copier)
         copier.drop_queue()
         self._spawn(self._resync(copier, reason))
@@ -437,6 +440,9 @@ class MirrorLink:
         try:
             while copier.in_flight:
                 await asyncio.sleep(0.002)
+            # the first time at once, then with full jitter
+            ceiling = min(0.01 * (2**copier.futile - 2), 2.0)
+            await asyncio.sleep(random.uniform(0, ceiling))  # noqa: S311 - jitter, no secret
             await retrying(self.destination.refresh, deadline_s=_GIVE_UP_AFTER_S)
             end = await destination_end(self.destination, copier.key, copier.plain.producer_id)
         except KmirrorError as error:
@@ -444,6 +450,11 @@ class MirrorLink:
                 copier.on_failure(ReplicationError(f"destination: {error}"))
             return
         if copier.phase is not Phase.RESYNCING:
+            return
+        if copier.futile > _FUTILE_RESYNCS:
+            copier.on_failure(
+                ReplicationError(f"{copier.name}: the destination does not take offset {end.offset}: {reason}")
+            )
             return
         if end.offset > copier.sent + 1:  # one marker may have been on its way
             copier.on_failure(_foreign(copier, end.offset, copier.sent))

@@ -128,7 +128,7 @@ def _steps_of(view: memoryview, header: BatchHeader, cursor: int, index: Aborted
             yield Marker(offset, header.leader_epoch)
         return
     aborted = header.is_transactional and header.producer_id in index.active
-    whole = header.count == header.last_offset_delta + 1
+    whole = header.record_count == header.last_offset_delta + 1
     if whole and cursor == header.base_offset and not header.attributes & batches.LOG_APPEND_TIME:
         yield Append(
             header.base_offset,
