@@ -26,8 +26,8 @@ from kmirror_dagster.broker.log_records import (
 )
 from kmirror_dagster.verification.report import Difference, DifferenceKind, DifferenceLog, Isolation
 
-# A repeated producer batch is found while it is this near: batches are 16 KiB by default, 1 MiB at most. Counted
-# as what the records take in memory.
+# A repeated producer batch is found while it is this near: batches are 16 KiB by default, 1 MiB at most. In
+# bytes that the records take in memory.
 DUPLICATE_WINDOW_BYTES = 2 * 1024 * 1024
 # Distinct keys of a compacted topic whose record stands on one side only and has no successor yet.
 MAX_UNRESOLVED_KEYS = 200_000
