@@ -19,6 +19,7 @@ from kmirror_dagster.coordination.models import ErrorBody
 from kmirror_dagster.coordination.state_directory import EndpointFile, StateDirectory
 from kmirror_dagster.errors import DeadlineError, KmirrorError, NodeRunningError
 from kmirror_dagster.settings import NodeSettings
+from kmirror_dagster.settings.references import escape_references
 
 _POLL_S = 0.05
 _KILL_GRACE_S = 2.0
@@ -180,12 +181,13 @@ def _spawn(
 def _revealed(value: Any) -> Any:
     """A dumped document with its secrets in the clear: it goes through a pipe to the node, nowhere else."""
     if isinstance(value, SecretStr):
-        return value.get_secret_value()
+        return _revealed(value.get_secret_value())
     if isinstance(value, dict):
         return {str(key): _revealed(item) for key, item in cast("dict[Any, Any]", value).items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_revealed(item) for item in cast("list[Any]", value)]
-    return str(value) if isinstance(value, Path) else value
+    # values may look like references to variables and are not: they were resolved when the settings were made
+    return escape_references(value) if isinstance(value, str) else value
 
 
 def _ready(directory: StateDirectory, pid: int) -> NodeEndpoint | None:

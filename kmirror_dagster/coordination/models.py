@@ -235,3 +235,16 @@ class ErrorBody(ApiModel):
     code: str
     message: str
     leader_endpoint: str | None = None
+
+
+class LocalMirror(ApiModel):
+    """What one node contributes to a mirror's figures: the partitions it copies, the refresh it leads."""
+
+    mirror: str
+    running: int = 0
+    lag_records: int = 0
+    lag_seconds: float = 0.0
+    records_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    refresh: RefreshStatus | None = None
+    probes: ProbeHistory | None = None

@@ -218,6 +218,10 @@ class PartitionCoordinator:
         live = self._live.get(name)
         return live is not None and live.running and live.failure is None
 
+    def running(self) -> list[PartitionKey]:
+        """Partitions that are being copied here."""
+        return [name for name, live in self._live.items() if live.running]
+
     def next_retry_ms(self, name: PartitionKey) -> int | None:
         """When a FAILED partition is retried, epoch milliseconds; None when it is not."""
         live = self._live.get(name)

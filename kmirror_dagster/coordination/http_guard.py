@@ -1,0 +1,102 @@
+"""What every request passes before it reaches the API: token and body size. Plain ASGI, a few microseconds."""
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from pydantic import SecretStr
+
+from kmirror_dagster.coordination.models import ErrorBody
+from kmirror_dagster.errors import ApiAuthenticationError, UsageError
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+logger = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+MAX_BODY_BYTES = 1024 * 1024
+
+
+class _TooLargeError(Exception):
+    """Error when a body turns out too large while it is read."""
+
+
+class HttpGuard:
+    """Wraps an ASGI app.
+
+    Args:
+        app: what is guarded.
+        token: compared in constant time with the bearer token of every request but those to `OPEN_PATHS`.
+        max_body_bytes: longest body that is read, announced or not.
+    """
+
+    def __init__(self, app: App, token: SecretStr, *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._app = app
+        self._token = token.get_secret_value().encode()
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection event, as ASGI defines it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if scope["path"] not in OPEN_PATHS and not self._is_authorized(headers):
+            logger.warning("%s %s refused: wrong or missing token", scope["method"], scope["path"])
+            await refuse(
+                send, 401, ApiAuthenticationError, "API token is missing or wrong: set KMIRROR_TOKEN"
+            )
+            return
+        announced = headers.get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._max_body_bytes:
+            await self._refuse_size(send)
+            return
+        started = False
+
+        async def counted_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, self._counted(receive), counted_send)
+        except _TooLargeError:
+            if not started:
+                await self._refuse_size(send)
+
+    def _is_authorized(self, headers: dict[bytes, bytes]) -> bool:
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        # both sides are always compared, so that the time taken tells nothing
+        return hmac.compare_digest(given.strip(), self._token) and scheme.lower() == b"bearer"
+
+    def _counted(self, receive: Receive) -> Receive:
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._max_body_bytes:
+                raise _TooLargeError
+            return message
+
+        return counted
+
+    async def _refuse_size(self, send: Send) -> None:
+        text = f"body is longer than {self._max_body_bytes} bytes: send less at a time"
+        await refuse(send, 413, UsageError, text)
+
+
+async def refuse(send: Send, status: int, kind: type[Exception], message: str) -> None:
+    """Answer with an error, without the app."""
+    body = ErrorBody(code=kind.__name__, message=message).model_dump_json().encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,241 @@
+"""Metadata refresh of the mirrors this node leads: one loop each, the work in threads, the outcome stored."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+
+from kmirror_dagster.coordination.decisions import intent_after_refresh
+from kmirror_dagster.coordination.ports import MetadataRefresher
+from kmirror_dagster.coordination.shard import Shard, Write
+from kmirror_dagster.coordination.view import Change, StateView
+from kmirror_dagster.errors import KmirrorError, NotLeaderError
+from kmirror_dagster.lifecycle import MirrorState
+from kmirror_dagster.metadata.outcome import RefreshOutcome, RefreshStatus, StepStatus
+from kmirror_dagster.records import MirrorRecord
+
+logger = logging.getLogger(__name__)
+
+RefresherFactory = Callable[[MirrorRecord], MetadataRefresher]
+
+# one refresh, all steps; a source that does not answer must not hold it for longer
+_DEADLINE_S = 120.0
+
+
+@dataclass
+class _Runner:
+    """One led mirror."""
+
+    task: asyncio.Task[None] | None = None
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: list[asyncio.Future[RefreshStatus]] = field(default_factory=list[asyncio.Future[RefreshStatus]])
+    served: list[asyncio.Future[RefreshStatus]] = field(default_factory=list[asyncio.Future[RefreshStatus]])
+    refresher: MetadataRefresher | None = None
+    revision: int = -1
+    work: Future[RefreshOutcome] | None = None
+
+
+class RefreshCoordinator:
+    """All mirrors led by this node.
+
+    Args:
+        view: hot copy of the state topic.
+        shard_of: the shard of a coordinator partition while this node leads it.
+        factory: makes the refresher of a mirror; may block, raises `SettingsError` when the stored document
+            cannot be used on this node.
+        executor: where refreshes run.
+        interval_s: time from one refresh's start to the next one's.
+        now_ms: epoch milliseconds.
+    """
+
+    def __init__(
+        self,
+        view: StateView,
+        shard_of: Callable[[int], Shard | None],
+        factory: RefresherFactory,
+        executor: Executor,
+        *,
+        interval_s: float,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._view = view
+        self._shard_of = shard_of
+        self._factory = factory
+        self._executor = executor
+        self._interval_s = interval_s
+        self._now_ms = now_ms
+        self._runners: dict[str, _Runner] = {}
+        self._leaving: set[int] = set()
+        self.statuses: dict[str, RefreshStatus] = {}
+        self.errors_by_step: dict[str, int] = {}
+
+    def gained(self, coordinator_partition: int) -> None:
+        """Begin with the mirrors of a coordinator partition that now serves."""
+        self._leaving.discard(coordinator_partition)
+        for mirror in tuple(self._view.mirrors):
+            if self._view.mirror_owner(mirror) == coordinator_partition:
+                self._ensure(mirror)
+
+    async def losing(self, coordinator_partitions: frozenset[int]) -> None:
+        """End the loops of mirrors that other nodes lead from now on."""
+        self._leaving |= coordinator_partitions
+        gone = [
+            mirror for mirror in self._runners if self._view.mirror_owner(mirror) in coordinator_partitions
+        ]
+        await asyncio.gather(*(self._end(mirror) for mirror in gone))
+
+    def changed(self, changes: Sequence[Change]) -> None:
+        """React to mirrors that were created, changed or deleted."""
+        for change in changes:
+            if change.key[0] != "mirror":
+                continue
+            mirror = str(change.key[1])
+            if change.after is None:
+                runner = self._runners.get(mirror)
+                if runner is not None and runner.task is not None:
+                    runner.task.cancel()
+            else:
+                self._ensure(mirror)
+                self.request(mirror)
+
+    def request(self, mirror: str) -> None:
+        """Have a mirror refreshed soon."""
+        runner = self._runners.get(mirror)
+        if runner is not None:
+            runner.wanted.set()
+
+    async def refresh(self, mirror: str) -> RefreshStatus:
+        """Refresh a mirror now and wait for it; one that is under way does not count.
+
+        Raises:
+            NotLeaderError: when this node does not lead the mirror.
+        """
+        runner = self._runners.get(mirror)
+        if runner is None:
+            raise NotLeaderError(f"mirror {mirror!r} is led by another node")
+        future: asyncio.Future[RefreshStatus] = asyncio.get_running_loop().create_future()
+        runner.waiting.append(future)
+        runner.wanted.set()
+        return await asyncio.shield(future)
+
+    def _shard(self, mirror: str) -> Shard | None:
+        owner = self._view.mirror_owner(mirror)
+        return None if owner in self._leaving else self._shard_of(owner)
+
+    def _ensure(self, mirror: str) -> None:
+        if mirror in self._runners or self._shard(mirror) is None:
+            return
+        runner = self._runners[mirror] = _Runner()
+        runner.task = asyncio.create_task(self._run(mirror, runner), name=f"refresh-{mirror}")
+
+    async def _end(self, mirror: str) -> None:
+        runner = self._runners.get(mirror)
+        if runner is not None and runner.task is not None:
+            runner.task.cancel()
+            await asyncio.gather(runner.task, return_exceptions=True)
+
+    async def _run(self, mirror: str, runner: _Runner) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while mirror in self._view.mirrors:
+                began = loop.time()
+                runner.wanted.clear()
+                runner.served, runner.waiting = runner.waiting, []
+                status = await self._refresh(mirror, runner)
+                self._note(mirror, status)
+                for waiter in runner.served:
+                    if not waiter.done():
+                        waiter.set_result(status)
+                left = began + self._interval_s - loop.time()
+                try:
+                    await asyncio.wait_for(runner.wanted.wait(), max(left, 0.0))
+                except asyncio.TimeoutError:
+                    continue
+        finally:
+            self._forget(mirror, runner)
+
+    def _note(self, mirror: str, status: RefreshStatus) -> None:
+        self.statuses[mirror] = status
+        for step in status.steps:
+            if not step.ok:
+                self.errors_by_step[step.step] = self.errors_by_step.get(step.step, 0) + 1
+
+    def _forget(self, mirror: str, runner: _Runner) -> None:
+        if self._runners.get(mirror) is runner:
+            del self._runners[mirror]
+        self.statuses.pop(mirror, None)
+        for waiter in (*runner.served, *runner.waiting):
+            if not waiter.done():
+                waiter.set_exception(NotLeaderError(f"mirror {mirror!r} is led by another node now"))
+                waiter.exception()
+        self._close(runner)
+        self._ensure(mirror)  # deleted and made again while this loop ended
+
+    def _close(self, runner: _Runner) -> None:
+        def close() -> None:
+            if runner.refresher is not None:
+                runner.refresher.close()
+
+        if runner.work is not None and not runner.work.done():
+            # a thread cannot be cancelled: its clients are closed when it has ended
+            runner.work.add_done_callback(lambda _work: close())
+        elif runner.refresher is not None:
+            self._executor.submit(close)
+
+    async def _refresh(self, mirror: str, runner: _Runner) -> RefreshStatus:
+        """One pass; whatever goes wrong becomes part of its status."""
+        started_ms = self._now_ms()
+        try:
+            outcome = await self._work(mirror, runner)
+            await self._store(mirror, outcome)
+        except KmirrorError as error:
+            logger.warning("refresh of mirror %s: %s", mirror, error, extra={"mirror": mirror})
+            return self._failed(started_ms, str(error))
+        except Exception as error:
+            # the next pass is tried all the same, and people see this one's reason
+            logger.exception("refresh of mirror %s failed", mirror, extra={"mirror": mirror})
+            return self._failed(started_ms, f"internal error: {error!r}")
+        return outcome.status
+
+    async def _work(self, mirror: str, runner: _Runner) -> RefreshOutcome:
+        record = self._view.mirrors[mirror]
+        known = dict(self._view.topics.get(mirror, {}))
+        states: dict[tuple[str, int], MirrorState] = {
+            (name.topic, name.partition): state.state
+            for name in self._view.partitions_of(mirror)
+            if (state := self._view.states.get(name)) is not None
+        }
+        previous = runner.refresher if runner.revision != record.revision else None
+
+        def work() -> RefreshOutcome:
+            if previous is not None:
+                previous.close()
+            if runner.refresher is None or previous is not None:
+                runner.refresher = None
+                runner.refresher = self._factory(record)
+                runner.revision = record.revision
+            return runner.refresher.run(known, states, _DEADLINE_S)
+
+        runner.work = self._executor.submit(work)
+        return await asyncio.wrap_future(runner.work)
+
+    async def _store(self, mirror: str, outcome: RefreshOutcome) -> None:
+        shard = self._shard(mirror)
+        if shard is None:
+            raise NotLeaderError(f"mirror {mirror!r} is led by another node now")
+        if mirror not in self._view.mirrors:
+            return  # deleted meanwhile: an intent stored now would outlive it
+        topics = self._view.topics.get(mirror, {})
+        now = self._now_ms()
+        writes = [
+            Write.of(record)
+            for intent in outcome.topics
+            if (record := intent_after_refresh(mirror, topics.get(intent.topic), intent, now)) is not None
+        ]
+        if writes:
+            await shard.write(writes)
+
+    def _failed(self, started_ms: int, reason: str) -> RefreshStatus:
+        step = StepStatus(step="refresh", ok=False, errors={"*": reason})
+        return RefreshStatus(started_ms=started_ms, finished_ms=self._now_ms(), steps=[step])
