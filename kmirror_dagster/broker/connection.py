@@ -56,7 +56,7 @@ class BufferPool:
     """Reuses the receive buffers of large answers; a fresh 16 MiB buffer costs thousands of page faults."""
 
     keep: int = 8
-    free: list[bytearray] = field(default_factory=lambda: [])
+    free: list[bytearray] = field(default_factory=list[bytearray])
 
     def acquire(self, size: int) -> bytearray:
         """A buffer of at least `size` bytes."""
@@ -120,6 +120,8 @@ class Connection:
             error = ClusterUnreachableError(f"{self.host}:{self.port} did not answer within {deadline_s:g} s")
             self._fail(error)
             raise error from None
+        except ConnectionLostError as error:
+            raise clients.setup_failed(self._settings, str(error), address=self._address) from error
         except KmirrorError as error:
             self._fail(error)
             raise
@@ -174,9 +176,8 @@ class Connection:
             except ssl.SSLWantWriteError:
                 await self._until(self._loop.add_writer, self._loop.remove_writer)
             except ssl.SSLCertVerificationError as error:
-                raise AuthenticationError(
-                    f"certificate of {self.host}:{self.port} is not trusted: {error.verify_message}; "
-                    "check ssl.ca.location"
+                raise clients.tls_refused(
+                    self._settings, error.verify_message, address=self._address
                 ) from error
             else:
                 return
@@ -215,11 +216,7 @@ class Connection:
             payload = await asyncio.to_thread(mechanism.auth_bytes)  # OAUTHBEARER may fetch a token here
             answer = await self.call(SaslAuthenticateRequest(auth_bytes=payload), version=1)
             if answer.error_code:
-                user = self._settings.sasl_username or "the configured client"
-                raise AuthenticationError(
-                    f"authentication failed for {user} at {self.host}:{self.port} ({name}): "
-                    "check the user name and password"
-                )
+                raise clients.credentials_refused(self._settings, address=self._address)
             mechanism.receive(answer.auth_bytes)
 
     # asking
@@ -263,6 +260,10 @@ class Connection:
                 f"{type(request).__name__} to {self.host}:{self.port} unanswered after {deadline_s:g} s"
             ) from None
         return _decode(request, bytes(frame.view), version)
+
+    @property
+    def _address(self) -> str:
+        return f"{self.host}:{self.port}"
 
     @property
     def _client_id(self) -> str:

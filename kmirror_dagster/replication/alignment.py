@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass
 
 from kmirror_dagster.broker import codes, produce
+from kmirror_dagster.broker.batches import next_sequence
 from kmirror_dagster.broker.codes import broker_error
 from kmirror_dagster.broker.reads import look_at
 from kmirror_dagster.broker.transactions import new_producer_id
 from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, TopicPartition, WireCluster, retrying
-from kmirror_dagster.broker.batches import next_sequence
 from kmirror_dagster.errors import (
     BrokerError,
     ConnectionLostError,

@@ -11,36 +11,20 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from kmirror_dagster.broker import codes
-from kmirror_dagster.broker.fetch import FetchedPartition
 from kmirror_dagster.broker.transactions import TransactionalProducer
-from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, TopicPartition, WireCluster, retrying
-from kmirror_dagster.errors import (
-    ForeignWriteError,
-    KmirrorError,
-    ReplicationError,
-    SourceLossError,
-)
+from kmirror_dagster.broker.wire import TopicPartition, WireCluster, retrying
+from kmirror_dagster.errors import KmirrorError, ReplicationError
 from kmirror_dagster.records import DEFAULT_STATE_PARTITIONS, PartitionRecord, partition_owner
-from kmirror_dagster.replication.alignment import (
-    Alignment,
-    DivergedError,
-    RecreatedError,
-    align,
-    destination_end,
-)
+from kmirror_dagster.replication.alignment import Alignment, RecreatedError, align, destination_end
 from kmirror_dagster.replication.appender import DestinationAppender
 from kmirror_dagster.replication.copier import Copier, Phase, Sequence
-from kmirror_dagster.replication.markers import MarkerWriter
-from kmirror_dagster.replication.plan import Append, Hole, Marker
+from kmirror_dagster.replication.driver import GIVE_UP_AFTER_S, CopierDriver
 from kmirror_dagster.replication.progress import Progress
 from kmirror_dagster.replication.reader import Budget, SourceReader
 from kmirror_dagster.settings import MirrorSettings
 
 log = logging.getLogger(__name__)
 
-_GIVE_UP_AFTER_S = 15.0
-_FUTILE_RESYNCS = 10
 _PROBE_S = 1.0
 _HOUSEKEEPING_S = 30.0
 
@@ -96,8 +80,15 @@ class MirrorLink:
         self._appenders: dict[int, DestinationAppender] = {}
         self._reading: dict[Copier, SourceReader] = {}
         self._writing: dict[Copier, DestinationAppender] = {}
-        self._markers: MarkerWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._driver = CopierDriver(
+            self.source,
+            self.destination,
+            settings.policies,
+            self,
+            transactional_prefix=self._prefix,
+            may_send=may_send,
+        )
         self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house())
 
     # lifecycle of partitions
@@ -149,9 +140,9 @@ class MirrorLink:
             destination_start=alignment.destination_start,
         )
         if alignment.open_transaction is not None:
-            self._inherit(copier, alignment.open_transaction)
+            self._driver.inherit(copier, alignment.open_transaction)
         self._copiers[tp] = copier
-        self._spawn(self._locate(copier))
+        self.spawn(self.locate(copier))
 
     async def stop(self, topic: str, partition: int, deadline_s: float, *, final: bool = False) -> Position:
         """End copying; the source need not answer.
@@ -170,7 +161,7 @@ class MirrorLink:
             return await self.position(topic, partition, final=final, deadline_s=deadline_s)
         running = copier.phase is Phase.RUNNING
         copier.phase = Phase.STOPPED
-        self._detach(copier)
+        self.detach(copier)
         copier.drop_queue()
         end = time.monotonic() + deadline_s
         while copier.in_flight and time.monotonic() < end:
@@ -198,7 +189,9 @@ class MirrorLink:
             end = await destination_end(self.destination, (topic, partition), -1)
             if final and end.open_transaction is not None:
                 # its records were all mirrored as aborted ones: aborting hides nothing that was visible
-                producer = TransactionalProducer(self.destination, self._transactional_id(topic, partition))
+                producer = TransactionalProducer(
+                    self.destination, self._driver.transactional_id(topic, partition)
+                )
                 producer.inherit(end.open_transaction.producer_id, end.open_transaction.producer_epoch)
                 await producer.abort(deadline_s=deadline_s)
                 log.warning(
@@ -241,14 +234,13 @@ class MirrorLink:
             *(reader.close() for reader in self._readers.values()),
             *(appender.close() for appender in self._appenders.values()),
         )
-        if self._markers is not None:
-            await self._markers.close()
+        await self._driver.close()
         await self.source.close()
         await self.destination.close()
 
     # where to read and write
 
-    async def _locate(self, copier: Copier) -> None:
+    async def locate(self, copier: Copier) -> None:
         """Attach a copier to the brokers that lead its partition now."""
         since = copier.trouble_since or time.monotonic()
         ceiling = 0.05
@@ -258,7 +250,7 @@ class MirrorLink:
                 target = await self.destination.leader(*copier.key)
                 break
             except KmirrorError as error:
-                if time.monotonic() - since > _GIVE_UP_AFTER_S or not error.retriable:
+                if time.monotonic() - since > GIVE_UP_AFTER_S or not error.retriable:
                     copier.on_failure(ReplicationError(str(error)))
                     return
             copier.trouble_since = since
@@ -280,7 +272,7 @@ class MirrorLink:
         reader = self._reader(leader.node_id)
         self._reading[copier] = reader
         reader.add(copier)
-        self._advance(copier)
+        self._driver.advance(copier)
 
     def _reader(self, node_id: int) -> SourceReader:
         if node_id not in self._readers:
@@ -288,9 +280,9 @@ class MirrorLink:
                 self.source,
                 node_id,
                 self._budget,
-                on_ready=self._advance,
+                on_ready=self._driver.advance,
                 on_moved=self._moved,
-                on_refused=self._refused,
+                on_refused=self._driver.refused,
             )
         return self._readers[node_id]
 
@@ -299,13 +291,14 @@ class MirrorLink:
             self._appenders[node_id] = DestinationAppender(
                 self.destination,
                 node_id,
-                on_progress=self._advance,
-                on_doubt=self._doubt,
+                on_progress=self._driver.advance,
+                on_doubt=self._driver.doubt,
                 may_send=self._may_send,
             )
         return self._appenders[node_id]
 
-    def _detach(self, copier: Copier) -> None:
+    def detach(self, copier: Copier) -> None:
+        """Neither read nor send for a copier any more."""
         reader = self._reading.pop(copier, None)
         if reader is not None:
             reader.remove(copier)
@@ -313,213 +306,22 @@ class MirrorLink:
         if appender is not None:
             appender.remove(copier)
 
-    def _moved(self, copier: Copier) -> None:
-        self.source.forget(*copier.key)
-        self._reading.pop(copier, None)
-        self._spawn(self._locate(copier))
+    def send(self, copier: Copier) -> None:
+        """Let the appender of its broker take a copier's head."""
+        appender = self._writing.get(copier)
+        if appender is not None:
+            appender.ready(copier)
 
-    # driving a copier
-
-    def _advance(self, copier: Copier) -> None:
-        """Do what a copier needs next: send its head, work at a barrier, fetch more, or end with its error."""
-        if copier.phase is not Phase.RUNNING:
-            return
-        if copier.can_append:
-            self._writing[copier].ready(copier)
-        elif copier.needs_barrier_work:
-            copier.blocked = True
-            self._spawn(self._at_barrier(copier))
-        elif copier.error is not None and not copier.queue and not copier.in_flight:
-            copier.on_failure(copier.error)
-            return
+    def resume(self, copier: Copier) -> None:
+        """Read on for a copier that was held back, when it has room again."""
         reader = self._reading.get(copier)
         if reader is not None:
             reader.resume(copier)
 
-    async def _at_barrier(self, copier: Copier) -> None:
-        """Work that needs everything before it acknowledged: control records, and opening a transaction."""
-        step = copier.head
-        try:
-            if not self._may_send():
-                raise KmirrorError("this node is not sure of its leadership")
-            if isinstance(step, Append):
-                await self._open_transaction(copier)
-            elif isinstance(step, Marker) and copier.transaction_open and copier.transaction is not None:
-                await copier.transaction.abort()
-                await self._await_end(copier, step.end)
-                copier.transaction_open = False
-            elif isinstance(step, (Marker, Hole)):
-                self._refuse_long_hole(copier, step)
-                await self._marker_writer().write(copier, step.start, step.end)
-        except ReplicationError as error:
-            copier.on_failure(error)
-            return
-        except KmirrorError as error:
-            copier.blocked = False
-            self._doubt(copier, str(error))
-            return
-        if copier.phase is not Phase.RUNNING:
-            return
-        copier.blocked = False
-        if isinstance(step, (Marker, Hole)):
-            copier.pop().lease.drop()
-            copier.acked = copier.sent = step.end
-            copier.acked_epoch = step.leader_epoch
-            copier.futile = 0
-        self._advance(copier)
-
-    def _refuse_long_hole(self, copier: Copier, step: "Marker | Hole") -> None:
-        length, limit = step.end - step.start, self.settings.policies.max_hole_records
-        if length > limit:
-            raise _final(
-                ReplicationError(
-                    f"{copier.name}: {length} offsets from {step.start} on hold no record at the source, more than "
-                    f"policies.max_hole_records ({limit}): raise it to fill them"
-                )
-            )
-
-    async def _open_transaction(self, copier: Copier) -> None:
-        if copier.transaction is None:
-            copier.transaction = TransactionalProducer(self.destination, self._transactional_id(*copier.key))
-        # each run of this owner begins with a bumped epoch unless its own producer is still the newest one
-        if not copier.transaction.ready or copier.aborting is None:
-            await copier.transaction.start()
-            copier.aborting = Sequence(copier.transaction.producer_id, copier.transaction.producer_epoch)
-        await copier.transaction.add_partitions([copier.key])
-        copier.transaction_open = True
-
-    def _inherit(self, copier: Copier, state: ProducerState) -> None:
-        """Go on with a transaction the former owner left open, under its identity."""
-        copier.transaction = TransactionalProducer(self.destination, self._transactional_id(*copier.key))
-        copier.transaction.inherit(state.producer_id, state.producer_epoch)
-        copier.aborting = Sequence(state.producer_id, state.producer_epoch, state.last_sequence + 1)
-        copier.transaction_open = True
-        copier.inherited = True
-
-    async def _await_end(self, copier: Copier, wanted: int) -> None:
-        """Wait until a transaction's marker is the last record of the log."""
-        end = time.monotonic() + _GIVE_UP_AFTER_S
-        while True:
-            reached = (await self.destination.list_offsets([copier.key], LATEST))[copier.key].value()
-            if reached == wanted:
-                break
-            if reached > wanted:
-                raise _foreign(copier, reached, wanted)
-            if time.monotonic() > end:
-                raise KmirrorError(f"{copier.name}: the marker at {wanted - 1} did not show")
-            await asyncio.sleep(0.002)
-        if copier.inherited:
-            # the former owner's identity ends with its transaction: a late request of its is refused from now on
-            copier.inherited = False
-            copier.aborting = None
-
-    def _transactional_id(self, topic: str, partition: int) -> str:
-        return f"{self._prefix}-{topic}-{partition}"
-
-    def _marker_writer(self) -> MarkerWriter:
-        if self._markers is None:
-            self._markers = MarkerWriter(self.destination, self._prefix)
-        return self._markers
-
-    # doubt and failure
-
-    def _doubt(self, copier: Copier, reason: str) -> None:
-        if copier.phase is not Phase.RUNNING:
-            return
-        log.info("%s: %s; reading the destination's log end again", copier.name, reason)
-        copier.phase = Phase.RESYNCING
-        copier.generation += 1
-        copier.meter.resyncs += 1
-        copier.futile += 1
-        self._detach(copier)
-        copier.drop_queue()
-        self._spawn(self._resync(copier, reason))
-
-    async def _resync(self, copier: Copier, reason: str) -> None:
-        """After an uncertain answer: read log end and producer state before anything is sent again."""
-        try:
-            while copier.in_flight:
-                await asyncio.sleep(0.002)
-            # the first time at once, then with full jitter
-            ceiling = min(0.01 * (2**copier.futile - 2), 2.0)
-            await asyncio.sleep(random.uniform(0, ceiling))  # noqa: S311 - jitter, no secret
-            await retrying(self.destination.refresh, deadline_s=_GIVE_UP_AFTER_S)
-            end = await destination_end(self.destination, copier.key, copier.plain.producer_id)
-        except KmirrorError as error:
-            if copier.phase is Phase.RESYNCING:
-                copier.on_failure(ReplicationError(f"destination: {error}"))
-            return
-        if copier.phase is not Phase.RESYNCING:
-            return
-        if copier.futile > _FUTILE_RESYNCS:
-            copier.on_failure(
-                ReplicationError(f"{copier.name}: the destination does not take offset {end.offset}: {reason}")
-            )
-            return
-        if end.offset > copier.sent + 1:  # one marker may have been on its way
-            copier.on_failure(_foreign(copier, end.offset, copier.sent))
-            return
-        if end.offset < copier.acked:
-            log.warning(
-                "%s: the destination lost offsets %d to %d (unclean leader election?); they are mirrored again",
-                copier.name,
-                end.offset,
-                copier.acked - 1,
-            )
-        log.info("%s: goes on at %d after: %s", copier.name, end.offset, reason)
-        copier.plain.next = end.next_sequence
-        copier.aborting = None
-        copier.transaction_open = False
-        if end.open_transaction is not None:
-            self._inherit(copier, end.open_transaction)
-        copier.last_epoch = -1
-        copier.error = None
-        copier.restart_at(end.offset)
-        copier.phase = Phase.RUNNING
-        await self._locate(copier)
-
-    def _refused(self, copier: Copier, fetched: FetchedPartition) -> None:
+    def _moved(self, copier: Copier) -> None:
+        self.source.forget(*copier.key)
         self._reading.pop(copier, None)
-        self._spawn(self._explain(copier, fetched))
-
-    async def _explain(self, copier: Copier, fetched: FetchedPartition) -> None:
-        """Say why the source refuses a position, and end with that."""
-        if fetched.diverging_end_offset >= 0:
-            lost = copier.planned - fetched.diverging_end_offset
-            copier.on_failure(
-                DivergedError(
-                    f"{copier.name}: the source lost its offsets {fetched.diverging_end_offset} to "
-                    f"{copier.planned - 1} ({lost}) in an unclean leader election, the destination holds them; "
-                    "delete the topic at the destination to mirror the source anew"
-                )
-            )
-            return
-        if fetched.error_code != codes.OFFSET_OUT_OF_RANGE:
-            name = codes.error_name(fetched.error_code)
-            copier.on_failure(ReplicationError(f"{copier.name}: the source refuses to be read: {name}"))
-            return
-        try:
-            first = (await self.source.list_offsets([copier.key], EARLIEST))[copier.key].value()
-            last = (await self.source.list_offsets([copier.key], LATEST))[copier.key].value()
-        except KmirrorError as error:
-            copier.on_failure(ReplicationError(f"{copier.name}: source: {error}"))
-            return
-        copier.on_failure(self._out_of_range(copier, first, last))
-
-    def _out_of_range(self, copier: Copier, first: int, last: int) -> ReplicationError:
-        if copier.planned < first:
-            loss = SourceLossError(
-                f"{copier.name}: offsets {copier.planned} to {first - 1} ({first - copier.planned}) were deleted at the "
-                "source before they were mirrored: set policies.source_log_start_beyond_cursor to skip-to-start to "
-                "go on without them"
-            )
-            # alignment goes on at the source's first offset when the policy says so
-            loss.retriable = self.settings.policies.source_log_start_beyond_cursor == "skip-to-start"
-            return loss
-        return ReplicationError(
-            f"{copier.name}: the source ends at {last}, before the destination's end {copier.planned}: it lost its "
-            "tail; delete the topic at the destination to mirror the source anew"
-        )
+        self.spawn(self.locate(copier))
 
     def _fail(
         self, copier: Copier, error: ReplicationError, on_failure: Callable[[ReplicationError], None]
@@ -529,7 +331,7 @@ class MirrorLink:
         log.warning("%s: %s", copier.name, error)
         copier.phase = Phase.FAILED
         copier.generation += 1
-        self._detach(copier)
+        self.detach(copier)
         copier.drop_queue()
         if self._copiers.get(copier.key) is copier:
             del self._copiers[copier.key]
@@ -537,7 +339,8 @@ class MirrorLink:
 
     # background
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the loops; a failure is logged."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
@@ -562,15 +365,3 @@ async def _probe(cluster: WireCluster) -> ProbeResult:
     except KmirrorError as error:
         return ProbeResult(ok=False, error=str(error))
     return ProbeResult(ok=True)
-
-
-def _foreign(copier: Copier, found: int, expected: int) -> ForeignWriteError:
-    return ForeignWriteError(
-        f"{copier.name}: the destination ends at {found} instead of {expected}: somebody else writes to this topic; "
-        "stop the other writer, delete the topic at the destination and run recover"
-    )
-
-
-def _final(error: ReplicationError) -> ReplicationError:
-    error.retriable = False
-    return error

@@ -1,0 +1,301 @@
+"""What a running partition needs next: send, work at a barrier, read the destination again, or end with a reason."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from kmirror_dagster.broker import codes
+from kmirror_dagster.broker.fetch import FetchedPartition
+from kmirror_dagster.broker.transactions import TransactionalProducer
+from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, WireCluster, retrying
+from kmirror_dagster.errors import ForeignWriteError, KmirrorError, ReplicationError, SourceLossError
+from kmirror_dagster.replication.alignment import DivergedError, destination_end
+from kmirror_dagster.replication.copier import Copier, Phase, Sequence
+from kmirror_dagster.replication.markers import MarkerWriter
+from kmirror_dagster.replication.plan import Append, Hole, Marker
+from kmirror_dagster.settings import PolicySettings
+
+log = logging.getLogger(__name__)
+
+GIVE_UP_AFTER_S = 15.0
+_FUTILE_RESYNCS = 10
+
+
+class Attachment(Protocol):
+    """How a copier is tied to the brokers that lead its partition."""
+
+    async def locate(self, copier: Copier) -> None:
+        """Find the leaders and attach."""
+        ...
+
+    def detach(self, copier: Copier) -> None:
+        """Neither read nor send for it."""
+        ...
+
+    def send(self, copier: Copier) -> None:
+        """Its head can be sent."""
+        ...
+
+    def resume(self, copier: Copier) -> None:
+        """Its queue may have room again."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the loops."""
+        ...
+
+
+class CopierDriver:
+    """Drives the copiers of one mirror.
+
+    Args:
+        source: cluster read from.
+        destination: cluster written to.
+        policies: of the mirror.
+        attachment: ties copiers to readers and appenders.
+        transactional_prefix: what the mirror's transactional ids begin with.
+        may_send: False while this node is not sure to be the owner.
+    """
+
+    def __init__(
+        self,
+        source: WireCluster,
+        destination: WireCluster,
+        policies: PolicySettings,
+        attachment: Attachment,
+        *,
+        transactional_prefix: str,
+        may_send: Callable[[], bool],
+    ) -> None:
+        self._source = source
+        self._destination = destination
+        self._policies = policies
+        self._attachment = attachment
+        self._prefix = transactional_prefix
+        self._may_send = may_send
+        self._markers: MarkerWriter | None = None
+
+    async def close(self) -> None:
+        """End writing control records."""
+        if self._markers is not None:
+            await self._markers.close()
+
+    # driving a copier
+
+    def advance(self, copier: Copier) -> None:
+        """Do what a copier needs next: send its head, work at a barrier, fetch more, or end with its error."""
+        if copier.phase is not Phase.RUNNING:
+            return
+        if copier.can_append:
+            self._attachment.send(copier)
+        elif copier.needs_barrier_work:
+            copier.blocked = True
+            self._attachment.spawn(self._at_barrier(copier))
+        elif copier.error is not None and not copier.queue and not copier.in_flight:
+            copier.on_failure(copier.error)
+            return
+        self._attachment.resume(copier)
+
+    async def _at_barrier(self, copier: Copier) -> None:
+        """Work that needs everything before it acknowledged: control records, and opening a transaction."""
+        step = copier.head
+        try:
+            self._assure_ownership()
+            if isinstance(step, Append):
+                await self._open_transaction(copier)
+            elif isinstance(step, Marker) and copier.transaction_open and copier.transaction is not None:
+                await copier.transaction.abort()
+                await self._await_end(copier, step.end)
+                copier.transaction_open = False
+            elif isinstance(step, (Marker, Hole)):
+                self._refuse_long_hole(copier, step)
+                await self._marker_writer().write(copier, step.start, step.end)
+        except ReplicationError as error:
+            copier.on_failure(error)
+            return
+        except KmirrorError as error:
+            copier.blocked = False
+            self.doubt(copier, str(error))
+            return
+        if copier.phase is not Phase.RUNNING:
+            return
+        copier.blocked = False
+        if isinstance(step, (Marker, Hole)):
+            copier.pop().lease.drop()
+            copier.acked = copier.sent = step.end
+            copier.acked_epoch = step.leader_epoch
+            copier.futile = 0
+        self.advance(copier)
+
+    def _assure_ownership(self) -> None:
+        if not self._may_send():
+            raise KmirrorError("this node is not sure of its leadership")
+
+    def _refuse_long_hole(self, copier: Copier, step: "Marker | Hole") -> None:
+        length, limit = step.end - step.start, self._policies.max_hole_records
+        if length > limit:
+            raise _final(
+                ReplicationError(
+                    f"{copier.name}: {length} offsets from {step.start} on hold no record at the source, more than "
+                    f"policies.max_hole_records ({limit}): raise it to fill them"
+                )
+            )
+
+    async def _open_transaction(self, copier: Copier) -> None:
+        if copier.transaction is None:
+            copier.transaction = TransactionalProducer(self._destination, self.transactional_id(*copier.key))
+        # each run of this owner begins with a bumped epoch unless its own producer is still the newest one
+        if not copier.transaction.ready or copier.aborting is None:
+            await copier.transaction.start()
+            copier.aborting = Sequence(copier.transaction.producer_id, copier.transaction.producer_epoch)
+        await copier.transaction.add_partitions([copier.key])
+        copier.transaction_open = True
+
+    def inherit(self, copier: Copier, state: ProducerState) -> None:
+        """Go on with a transaction the former owner left open, under its identity."""
+        copier.transaction = TransactionalProducer(self._destination, self.transactional_id(*copier.key))
+        copier.transaction.inherit(state.producer_id, state.producer_epoch)
+        copier.aborting = Sequence(state.producer_id, state.producer_epoch, state.last_sequence + 1)
+        copier.transaction_open = True
+        copier.inherited = True
+
+    async def _await_end(self, copier: Copier, wanted: int) -> None:
+        """Wait until a transaction's marker is the last record of the log."""
+        end = time.monotonic() + GIVE_UP_AFTER_S
+        while True:
+            reached = (await self._destination.list_offsets([copier.key], LATEST))[copier.key].value()
+            if reached == wanted:
+                break
+            if reached > wanted:
+                raise _foreign(copier, reached, wanted)
+            if time.monotonic() > end:
+                raise KmirrorError(f"{copier.name}: the marker at {wanted - 1} did not show")
+            await asyncio.sleep(0.002)
+        if copier.inherited:
+            # the former owner's identity ends with its transaction: a late request of its is refused from now on
+            copier.inherited = False
+            copier.aborting = None
+
+    def transactional_id(self, topic: str, partition: int) -> str:
+        return f"{self._prefix}-{topic}-{partition}"
+
+    def _marker_writer(self) -> MarkerWriter:
+        if self._markers is None:
+            self._markers = MarkerWriter(self._destination, self._prefix)
+        return self._markers
+
+    # doubt and failure
+
+    def doubt(self, copier: Copier, reason: str) -> None:
+        if copier.phase is not Phase.RUNNING:
+            return
+        log.info("%s: %s; reading the destination's log end again", copier.name, reason)
+        copier.phase = Phase.RESYNCING
+        copier.generation += 1
+        copier.meter.resyncs += 1
+        copier.futile += 1
+        self._attachment.detach(copier)
+        copier.drop_queue()
+        self._attachment.spawn(self._resync(copier, reason))
+
+    async def _resync(self, copier: Copier, reason: str) -> None:
+        """After an uncertain answer: read log end and producer state before anything is sent again."""
+        try:
+            while copier.in_flight:
+                await asyncio.sleep(0.002)
+            # the first time at once, then with full jitter
+            ceiling = min(0.01 * (2**copier.futile - 2), 2.0)
+            await asyncio.sleep(random.uniform(0, ceiling))  # noqa: S311 - jitter, no secret
+            await retrying(self._destination.refresh, deadline_s=GIVE_UP_AFTER_S)
+            end = await destination_end(self._destination, copier.key, copier.plain.producer_id)
+        except KmirrorError as error:
+            if copier.phase is Phase.RESYNCING:
+                copier.on_failure(ReplicationError(f"destination: {error}"))
+            return
+        if copier.phase is not Phase.RESYNCING:
+            return
+        if copier.futile > _FUTILE_RESYNCS:
+            copier.on_failure(
+                ReplicationError(
+                    f"{copier.name}: the destination does not take offset {end.offset}: {reason}"
+                )
+            )
+            return
+        if end.offset > copier.sent + 1:  # one marker may have been on its way
+            copier.on_failure(_foreign(copier, end.offset, copier.sent))
+            return
+        if end.offset < copier.acked:
+            log.warning(
+                "%s: the destination lost offsets %d to %d (unclean leader election?); they are mirrored again",
+                copier.name,
+                end.offset,
+                copier.acked - 1,
+            )
+        log.info("%s: goes on at %d after: %s", copier.name, end.offset, reason)
+        copier.plain.next = end.next_sequence
+        copier.aborting = None
+        copier.transaction_open = False
+        if end.open_transaction is not None:
+            self.inherit(copier, end.open_transaction)
+        copier.last_epoch = -1
+        copier.error = None
+        copier.restart_at(end.offset)
+        copier.phase = Phase.RUNNING
+        await self._attachment.locate(copier)
+
+    def refused(self, copier: Copier, fetched: FetchedPartition) -> None:
+        self._attachment.spawn(self._explain(copier, fetched))
+
+    async def _explain(self, copier: Copier, fetched: FetchedPartition) -> None:
+        """Say why the source refuses a position, and end with that."""
+        if fetched.diverging_end_offset >= 0:
+            lost = copier.planned - fetched.diverging_end_offset
+            copier.on_failure(
+                DivergedError(
+                    f"{copier.name}: the source lost its offsets {fetched.diverging_end_offset} to "
+                    f"{copier.planned - 1} ({lost}) in an unclean leader election, the destination holds them; "
+                    "delete the topic at the destination to mirror the source anew"
+                )
+            )
+            return
+        if fetched.error_code != codes.OFFSET_OUT_OF_RANGE:
+            name = codes.error_name(fetched.error_code)
+            copier.on_failure(ReplicationError(f"{copier.name}: the source refuses to be read: {name}"))
+            return
+        try:
+            first = (await self._source.list_offsets([copier.key], EARLIEST))[copier.key].value()
+            last = (await self._source.list_offsets([copier.key], LATEST))[copier.key].value()
+        except KmirrorError as error:
+            copier.on_failure(ReplicationError(f"{copier.name}: source: {error}"))
+            return
+        copier.on_failure(self._out_of_range(copier, first, last))
+
+    def _out_of_range(self, copier: Copier, first: int, last: int) -> ReplicationError:
+        if copier.planned < first:
+            loss = SourceLossError(
+                f"{copier.name}: offsets {copier.planned} to {first - 1} ({first - copier.planned}) were deleted at "
+                "the source before they were mirrored: set policies.source_log_start_beyond_cursor to skip-to-start to "
+                "go on without them"
+            )
+            # alignment goes on at the source's first offset when the policy says so
+            loss.retriable = self._policies.source_log_start_beyond_cursor == "skip-to-start"
+            return loss
+        return ReplicationError(
+            f"{copier.name}: the source ends at {last}, before the destination's end {copier.planned}: it lost its "
+            "tail; delete the topic at the destination to mirror the source anew"
+        )
+
+
+def _foreign(copier: Copier, found: int, expected: int) -> ForeignWriteError:
+    return ForeignWriteError(
+        f"{copier.name}: the destination ends at {found} instead of {expected}: somebody else writes to this topic; "
+        "stop the other writer, delete the topic at the destination and run recover"
+    )
+
+
+def _final(error: ReplicationError) -> ReplicationError:
+    error.retriable = False
+    return error
