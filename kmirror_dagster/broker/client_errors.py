@@ -37,13 +37,19 @@ _PASSING = re.compile(
 )
 _TRUST = re.compile(r"certificate|verify|plaintext broker listener|wrong version|alert", re.I)
 
+# The same for the token endpoint, in the words of libcurl.
+_PROVIDER_DOWN = re.compile(r"failed to connect|could not (?:connect|resolve)|timeout|empty reply", re.I)
+
 _PREFIX = re.compile(r"^(?:\w+://)?\S+:\d+/\w+: ")
 _SUFFIX = re.compile(r"\s*\((?:after \d+ms|\d+ identical)[^)]*\).*$")
+# An identity provider's answer: nothing but its error code is for people and logs.
+_BODY = re.compile(r'(?:: )?\{(?:.*?"error"\s*:\s*"([\w.-]{1,60})")?.*$', re.S)
 _CONNECT = re.compile(r"^Connect to \S+ failed: ")
 
 
 def short_reason(text: str) -> str:
     """Shorten librdkafka's text of an error: no broker's name, no timing, small first letter."""
+    text = _BODY.sub(lambda match: f": {match[1]}" if match[1] else "", text)
     reason = _CONNECT.sub("", _SUFFIX.sub("", _PREFIX.sub("", " ".join(text.split()))))
     return reason if reason[1:2].isupper() else reason[:1].lower() + reason[1:]
 
@@ -80,6 +86,25 @@ def tls_refused(settings: ClusterSettings, reason: str, *, address: str | None =
     )
 
 
+def setup_failed(
+    settings: ClusterSettings, reason: str, *, address: str
+) -> AuthenticationError | ClusterUnreachableError:
+    """Build the error for a broker that ended a connection while it was being set up.
+
+    Args:
+        settings: cluster that was asked.
+        reason: what happened, with the address.
+        address: the broker as host:port.
+    """
+    if settings.uses_tls and _TRUST.search(reason):
+        return tls_refused(settings, reason, address=address)
+    files = " and ssl.*" if settings.uses_tls else ""
+    return ClusterUnreachableError(
+        f"{reason} while it was being set up: check that {address} is a listener for "
+        f"security.protocol {settings.security_protocol}{files}"
+    )
+
+
 def unreachable(
     settings: ClusterSettings, reason: str, *, role: str = "", deadline_s: float | None = None
 ) -> ClusterUnreachableError:
@@ -97,6 +122,11 @@ def unreachable(
         f"cannot reach {cluster} at {settings.address}{within}: {reason or 'no answer'}; "
         "check bootstrap.servers and that a broker is running"
     )
+
+
+def _is_provider_down(error: KafkaError) -> bool:
+    text = error.str()
+    return error.code() in _REFUSED and "OAUTHBEARER token" in text and bool(_PROVIDER_DOWN.search(text))
 
 
 @dataclass(frozen=True)
@@ -122,10 +152,10 @@ class ConnectionErrors:
             return  # "all brokers down" repeats, without the reason, what was said before
         reason = short_reason(error.str())
         refusal: AuthenticationError | None = None
-        if not _PASSING.search(error.str()):
+        if not _PASSING.search(error.str()) and not _is_provider_down(error):
             if error.code() in _REFUSED:
                 refusal = credentials_refused(self._settings, reason)
-            elif error.code() == KafkaError._SSL and _TRUST.search(error.str()):  # noqa: SLF001
+            elif self._settings.uses_tls and _TRUST.search(error.str()):
                 refusal = tls_refused(self._settings, reason)
         noted = _Noted(refusal, reason, self._clock())
         with self._lock:

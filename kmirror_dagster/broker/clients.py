@@ -1,6 +1,7 @@
 """Clients of both libraries from one settings object, and the errors that say why one cannot connect."""
 
 import logging
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
@@ -12,6 +13,7 @@ from kmirror_dagster.broker.client_errors import (
     ConnectionErrors,
     RepeatFilter,
     credentials_refused,
+    setup_failed,
     short_reason,
     tls_refused,
     unreachable,
@@ -32,6 +34,7 @@ __all__ = [
     "librdkafka_config",
     "producer",
     "sasl_mechanism",
+    "setup_failed",
     "ssl_context",
     "tls_refused",
     "unreachable",
@@ -59,7 +62,13 @@ def librdkafka_config(settings: ClusterSettings, **extra: ConfigValue) -> dict[s
         SettingsError: when a certificate file is missing or unusable.
     """
     check_files(settings)
-    return {**settings.as_librdkafka(), "logger": _librdkafka_log, **_named(extra)}
+    config: dict[str, Any] = {**settings.as_librdkafka(), "logger": _librdkafka_log}
+    if settings.sasl_mechanism == "OAUTHBEARER" and settings.https_ca_location is None:
+        # librdkafka's wheels look for it where Red Hat keeps it, and "probe" does not help (2.16)
+        system = ssl.get_default_verify_paths()
+        if system.cafile or system.capath:
+            config["https.ca.location"] = system.cafile or system.capath
+    return config | _named(extra)
 
 
 def _named(extra: dict[str, ConfigValue]) -> dict[str, ConfigValue]:
