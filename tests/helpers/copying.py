@@ -59,7 +59,11 @@ class Copying:
         )
         self.failures.pop(tp, None)
         self.link.start(
-            topic, partition, alignment, lambda error: self.failures.update({tp: error}), owner_epoch=self.owner
+            topic,
+            partition,
+            alignment,
+            lambda error: self.failures.update({tp: error}),
+            owner_epoch=self.owner,
         )
 
     async def until(self, condition: Callable[[], bool], deadline_s: float = 60.0) -> None:

@@ -33,7 +33,10 @@ def settings_of(clusters: Clusters):
 
 def numbered(count: int, *, start: int = 0, size: int = 20) -> list[Record]:
     """Records whose values tell their order."""
-    return [Record(key=b"k%d" % (n % 17), value=(b"%08d" % n).ljust(size, b".")) for n in range(start, start + count)]
+    return [
+        Record(key=b"k%d" % (n % 17), value=(b"%08d" % n).ljust(size, b"."))
+        for n in range(start, start + count)
+    ]
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
