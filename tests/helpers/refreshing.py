@@ -1,7 +1,10 @@
 """A mirror's metadata refresh without a node: plays the coordinator that stores intents and runs partitions."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from kmirror_dagster.broker.admin import ClusterAdmin
 from kmirror_dagster.lifecycle import MirrorState
@@ -9,6 +12,8 @@ from kmirror_dagster.metadata.outcome import PlannedChange, RefreshOutcome, Step
 from kmirror_dagster.metadata.refresh import Refresher
 from kmirror_dagster.records import TopicRecord
 from kmirror_dagster.settings import ClusterSettings, FilterSettings, MirrorSettings, PolicySettings
+from tests.helpers import kafka
+from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 60.0
 
@@ -39,6 +44,7 @@ class RefreshedMirror:
     clock: ManualClock = field(default_factory=ManualClock)
     known: dict[str, TopicRecord] = field(default_factory=dict)
     states: dict[tuple[str, int], MirrorState] = field(default_factory=dict)
+    source_admin: Callable[[ClusterSettings], ClusterAdmin] = ClusterAdmin
 
     def __post_init__(self) -> None:
         self.restart()
@@ -54,7 +60,7 @@ class RefreshedMirror:
         )
         self.refresher = Refresher(
             settings,
-            ClusterAdmin(self.source),
+            self.source_admin(self.source),
             ClusterAdmin(self.destination),
             source_cluster_id=self.source_cluster_id,
             clock=self.clock,
@@ -87,6 +93,19 @@ class RefreshedMirror:
     def close(self) -> None:
         """End both clients."""
         self.refresher.close()
+
+
+def commit(bootstrap: str, group: str, offsets: list[tuple[str, int, int]], metadata: str = "") -> None:
+    """Commit positions of a group without members; waits while the cluster makes its offsets topic."""
+    client = kafka.admin(bootstrap)
+    partitions = [TopicPartition(*position, metadata) for position in offsets]
+
+    def committed() -> bool:
+        request = [ConsumerGroupTopicPartitions(group, partitions)]
+        answer = client.alter_consumer_group_offsets(request)[group].result(kafka.DEADLINE_S)
+        return all(item.error is None for item in answer.topic_partitions)
+
+    wait_until(committed, what=f"{group} commits {offsets}")
 
 
 def step_of(outcome: RefreshOutcome, step: Step) -> StepStatus:
