@@ -57,7 +57,8 @@ def create(
             created = client.create(CreateMirror(document=document, replace=replace))
         if wait:
             with progress(created.mirror) as shown:
-                StateWait(client, created.mirror, MirrorState.MIRRORING, None).run(timeout, shown)
+                wait_for = StateWait(client, created.mirror, MirrorState.MIRRORING, None, may_be_empty=True)
+                wait_for.run(timeout, shown)
             created = client.mirror(created.mirror)
     if session.json or json:
         print_json(created.model_dump(mode="json"))
@@ -194,7 +195,7 @@ def _topic_filter(topics: list[str] | None) -> Any:
 
 
 def _max_attempts(client: "NodeClient") -> int | None:
-    return getattr(client.node(), "max_retry_attempts", None)
+    return client.node().max_retry_attempts
 
 
 def _print_partitions(partitions: "Iterable[PartitionStatus]") -> None:

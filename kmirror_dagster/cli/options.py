@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from kmirror_dagster.cli.completion import mirror_names
+from kmirror_dagster.errors import UsageError
 
 MirrorArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="MIRROR", help="Name of the mirror.", autocompletion=mirror_names)
@@ -30,9 +31,16 @@ TimeoutOption: TypeAlias = Annotated[
 
 
 def split_patterns(given: list[str] | None) -> list[str] | None:
-    """Patterns of all `--topics` options; None when there is none."""
+    """Patterns of all `--topics` options; None when there is none.
+
+    Raises:
+        UsageError: when they hold no pattern at all.
+    """
     if not given:
         return None
     from kmirror_dagster.settings.filters import split_list
 
-    return [pattern for text in given for pattern in split_list(text)]
+    patterns = [pattern for text in given for pattern in split_list(text)]
+    if not patterns:
+        raise UsageError("--topics names no topic; leave it out for all topics of the mirror")
+    return patterns

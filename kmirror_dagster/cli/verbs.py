@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from kmirror_dagster.coordination.client import NodeClient
     from kmirror_dagster.coordination.models import VerbResult
 
-_TARGETS = {
+# What to wait for; a recovered partition goes back to whatever is wanted of it.
+_TARGETS: dict[str, MirrorState | None] = {
     "start": MirrorState.MIRRORING,
     "pause": MirrorState.PAUSED,
     "resume": MirrorState.MIRRORING,
     "stop": MirrorState.STOPPED,
-    "recover": MirrorState.MIRRORING,
+    "recover": None,
 }
 
 

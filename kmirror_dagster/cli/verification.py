@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kmirror_dagster.cli.boundary import complain
 from kmirror_dagster.cli.options import JsonOption, MirrorArgument, TopicsOption, split_patterns
 from kmirror_dagster.cli.session import session_of
 from kmirror_dagster.errors import KmirrorError, UsageError
@@ -12,6 +13,7 @@ from kmirror_dagster.lifecycle import DesiredState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kmirror_dagster.coordination.client import NodeClient
     from kmirror_dagster.coordination.models import MirrorSummary
     from kmirror_dagster.verification.report import VerifyReport
 
@@ -51,21 +53,26 @@ def verify(
     from kmirror_dagster.cli.output import print_json
     from kmirror_dagster.cli.progress import progress
     from kmirror_dagster.settings import mirror_from_document
-    from kmirror_dagster.verification.compare import VerifyLimits, compare_mirror
+    from kmirror_dagster.verification.compare import VerifyLimits, VerifyProgress, compare_mirror
 
     session = session_of(ctx)
     with session.client() as client:
         summary = client.mirror(mirror)
         settings = mirror_from_document(client.document(mirror), name=f"mirror {mirror!r}")
-    chosen, skipped = _choose(summary, split_patterns(topics))
+        chosen, skipped = _choose(summary, split_patterns(topics))
+        # committed offsets are kept equal while a topic is mirrored, neither before nor afterwards
+        mirrored = [
+            t.topic for t in summary.topics if t.desired is DesiredState.MIRRORING and t.topic in chosen
+        ]
+        if groups and mirrored:
+            _refresh(client, mirror)
     limits = VerifyLimits(last_offsets=last, groups=groups, settle_s=settle, deadline_s=timeout)
     with progress(f"verify {mirror}") as shown:
-        report = compare_mirror(
-            settings,
-            chosen,
-            limits=limits,
-            progress=lambda seen: shown.update(seen.done, seen.total, seen.phase),
-        )
+
+        def tell(seen: VerifyProgress) -> None:
+            shown.update(seen.done, seen.total, seen.phase)
+
+        report = compare_mirror(settings, chosen, group_topics=mirrored, limits=limits, progress=tell)
     if session.json or json:
         print_json({**report.model_dump(mode="json"), "ok": report.ok, "skipped_topics": skipped})
     else:
@@ -76,8 +83,22 @@ def verify(
         )
 
 
+def _refresh(client: "NodeClient", mirror: str) -> None:
+    """Bring committed offsets up to date, so that nobody waits for the next refresh to compare them."""
+    from kmirror_dagster.cli.progress import busy
+
+    try:
+        with busy(f"refreshing {mirror}"):
+            client.refresh(mirror)
+    except KmirrorError as error:
+        complain(f"refresh of {mirror} failed, comparing what there is: {error}")
+
+
 def _choose(summary: "MirrorSummary", patterns: list[str] | None) -> "tuple[list[str], list[str]]":
-    """Topics to compare, and those left out because they are no mirrors any more or cannot be."""
+    """Topics to compare, and those left out because they are no mirrors any more.
+
+    A topic that cannot be mirrored is compared all the same: that it is not equal is what one wants to know.
+    """
     from kmirror_dagster.settings import name_matcher
 
     try:
@@ -85,10 +106,7 @@ def _choose(summary: "MirrorSummary", patterns: list[str] | None) -> "tuple[list
     except ValueError as error:
         raise UsageError(str(error)) from error
     named = [topic for topic in summary.topics if selects(topic.topic)]
-    if patterns is None:
-        left_out = {t.topic for t in named if t.desired is DesiredState.STOPPED or t.error}
-    else:
-        left_out = set[str]()
+    left_out = {t.topic for t in named if patterns is None and t.desired is DesiredState.STOPPED}
     chosen = [topic.topic for topic in named if topic.topic not in left_out]
     if not chosen:
         what = f"no topic matching {', '.join(patterns)}" if patterns else "no topic that is not stopped"

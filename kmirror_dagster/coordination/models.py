@@ -205,7 +205,7 @@ class ChangeFeed(ApiModel):
 
 
 class NodeInfo(ApiModel):
-    """One node: identity, what it leads and how it is."""
+    """One node: identity, what it leads and how it is. `max_retry_attempts`: of its FAILED partitions."""
 
     node_id: str
     endpoint: str
@@ -217,6 +217,7 @@ class NodeInfo(ApiModel):
     cpu_seconds: float
     memory_bytes: int
     quarantined_records: list[str] = Field(default_factory=list)
+    max_retry_attempts: int | None = None
 
 
 class ClusterInfo(ApiModel):
