@@ -22,6 +22,7 @@ DEFAULT_SEED = 1279
 _TICK_S = 0.05
 _COMMIT_EVERY_S = 5.0
 _READ_DEADLINE_S = 30.0
+_READY_S = 30.0
 _TOPIC_ALREADY_EXISTS = 36
 _HOUR_MS = 3_600_000
 
@@ -82,6 +83,20 @@ class Seeder:
                 isinstance(error, BrokerError) and error.code == _TOPIC_ALREADY_EXISTS
             ):
                 raise error
+        self._await_leaders()
+
+    def _await_leaders(self) -> None:
+        """Wait until every partition answers: a created topic is not led at once."""
+        deadline = time.monotonic() + _READY_S
+        for topic in shop.TOPICS:
+            while True:
+                try:
+                    self._range(topic)
+                    break
+                except KmirrorError as error:
+                    if not error.retriable or time.monotonic() >= deadline:
+                        raise
+                    time.sleep(_TICK_S)
 
     def bulk(self, records: int = DEFAULT_RECORDS, progress: Progress = lambda count: None) -> None:
         """Write the workload as fast as it goes, then commit groups and cut the beginning of the audit log.

@@ -32,8 +32,7 @@ def format_brokers(brokers: Sequence[BrokerPlan], cluster_id: str, class_path: l
         for broker, process in running:
             output, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
             if process.returncode != 0:
-                last = output.strip().splitlines()[-1:] or ["no output"]
-                raise SandboxError(f"cannot format {broker.data}: {last[0]}")
+                raise SandboxError(f"cannot format {broker.data}: {_reason(output)}")
     except subprocess.TimeoutExpired as error:
         raise SandboxError(
             f"formatting took longer than {_FORMAT_S:.0f} s; is the machine overloaded?"
@@ -43,6 +42,13 @@ def format_brokers(brokers: Sequence[BrokerPlan], cluster_id: str, class_path: l
             if process.poll() is None:
                 process.kill()
                 process.communicate()
+
+
+def _reason(output: str) -> str:
+    """The line that says why, without Java's stack of calls."""
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith("\tat ")]
+    exceptions = [line for line in lines if "Exception" in line]
+    return (exceptions or lines or ["no output"])[-1]
 
 
 def _start(broker: BrokerPlan, cluster_id: str, class_path: list[Path]) -> "subprocess.Popen[str]":

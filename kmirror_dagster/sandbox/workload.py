@@ -39,12 +39,15 @@ class SeedTopic:
     configs: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-ORDERS = SeedTopic("orders", 6, 35, "lz4")
-PAYMENTS = SeedTopic("payments", 3, 20, "zstd")
+# Records of any --base-time stay, and a sandbox may run for weeks.
+_KEPT = {"retention.ms": "-1"}
+
+ORDERS = SeedTopic("orders", 6, 35, "lz4", _KEPT)
+PAYMENTS = SeedTopic("payments", 3, 20, "zstd", _KEPT)
 CUSTOMERS = SeedTopic("customers", 3, 10, "snappy", {"cleanup.policy": "compact"})
-CLICKS = tuple(SeedTopic(f"clicks.{compression}", 2, 5, compression) for compression in COMPRESSIONS)
-AUDIT = SeedTopic("audit-log", 2, 10, "gzip", {"retention.ms": "-1"})
-ODDITIES = SeedTopic("oddities", 1, 0, "none", {"max.message.bytes": "2097152"})
+CLICKS = tuple(SeedTopic(f"clicks.{compression}", 2, 5, compression, _KEPT) for compression in COMPRESSIONS)
+AUDIT = SeedTopic("audit-log", 2, 10, "gzip", _KEPT)
+ODDITIES = SeedTopic("oddities", 1, 0, "none", {**_KEPT, "max.message.bytes": "2097152"})
 EMPTY = SeedTopic("empty", 1, 0, "none")
 TOPICS = (ORDERS, PAYMENTS, CUSTOMERS, *CLICKS, AUDIT, ODDITIES, EMPTY)
 
@@ -195,7 +198,7 @@ class Workload:
             for value in (None, b"", b"value"):
                 records.append(SeedRecord(ODDITIES, 0, key, value, (), next(times)))  # noqa: PERF401
         # Out of order and as old as can be: time index and look-ups must survive it.
-        for time_ms in (self._base_ms, 0, self._base_ms - 3_600_000):
+        for time_ms in (self._base_ms, 1, self._base_ms - 3_600_000):
             records.append(SeedRecord(ODDITIES, 0, b"time", str(time_ms).encode(), (), time_ms))  # noqa: PERF401
         records.append(SeedRecord(ODDITIES, 0, b"large", rng.randbytes(1_200_000), (), next(times)))
         return records
