@@ -100,15 +100,14 @@ def partition_table(statuses: Sequence[PartitionStatus]) -> dg.TableMetadataValu
     return dg.MetadataValue.table(records=records, schema=schema)
 
 
-def _row(status: PartitionStatus) -> dict[str, str | int | float | bool]:
-    cells: dict[str, str | int | float | None] = {
+def _row(status: PartitionStatus) -> dict[str, str | int | float | bool | None]:
+    return {
         "partition": str(PartitionKey(status.topic, status.partition)),
         "state": status.state.value if status.state else NO_STATE,
         "lag_records": status.lag_records,
         "lag_seconds": status.lag_seconds,
         "error": status.error,
     }
-    return {name: cell for name, cell in cells.items() if cell is not None}
 
 
 def by_need(statuses: Sequence[PartitionStatus]) -> list[PartitionStatus]:

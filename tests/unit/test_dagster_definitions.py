@@ -1,0 +1,192 @@
+"""The builder: what loads, what it is called, what it shows."""
+
+import json
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from kmirror_dagster.errors import SettingsError, UsageError
+from kmirror_dagster.orchestration import (
+    KMirrorResource,
+    KMirrorTranslator,
+    MirrorProps,
+    MirrorTarget,
+    build_mirror_definitions,
+)
+from kmirror_dagster.orchestration.dagster_instance import write_dagster_yaml
+
+MIRROR = """\
+mirror: orders
+source:
+  bootstrap.servers: ${SOURCE_SERVERS}
+destination:
+  bootstrap.servers: localhost:9092
+policies:
+  rpo_seconds: 7
+"""
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Any connection fails the test."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("definitions must load without network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    yield
+
+
+def test_definitions_load_without_network(no_network: None, tmp_path: Path) -> None:
+    """Loading asks no node and no cluster, and resolves no variable that only nodes need."""
+    path = tmp_path / "orders.yaml"
+    path.write_text(MIRROR)
+    defs = build_mirror_definitions(mirrors=[path, "payments"], resource=KMirrorResource())
+    dg.Definitions.validate_loadable(defs)
+    keys = {key.to_user_string() for key in defs.resolve_all_asset_keys()}
+    assert keys == {
+        "kafka_mirror/orders",
+        "kafka_mirror/payments",
+        "kafka_source/orders",
+        "kafka_source/payments",
+    }
+
+
+def test_sensors_and_their_default_status() -> None:
+    """Everything that only looks runs by default; the failover sensor waits to be armed."""
+    defs = build_mirror_definitions(mirrors=["orders"], resource=KMirrorResource())
+    status = {sensor.name: sensor.default_status.value for sensor in defs.get_repository_def().sensor_defs}
+    assert status == {
+        "kmirror_node_keeper": "RUNNING",
+        "orders_refresh": "RUNNING",
+        "orders_states": "RUNNING",
+        "orders_failover": "STOPPED",
+    }
+    assert defs.get_repository_def().get_sensor_def("orders_refresh").minimum_interval_seconds == 30
+
+
+def test_source_topics_are_upstream() -> None:
+    """Explicitly named source topics are external assets upstream of the mirror, beside the source."""
+    target = MirrorTarget("orders", source_topics=["a.b", "c"])
+    defs = build_mirror_definitions(mirrors=[target], resource=KMirrorResource())
+    graph = defs.resolve_asset_graph()
+    mirror = graph.get(dg.AssetKey(["kafka_mirror", "orders"]))
+    assert mirror.parent_keys == {
+        dg.AssetKey(["kafka_source", "orders"]),
+        dg.AssetKey(["kafka_source", "orders", "a.b"]),
+        dg.AssetKey(["kafka_source", "orders", "c"]),
+    }
+    assert not graph.get(dg.AssetKey(["kafka_source", "orders"])).is_executable
+    assert "kafka" in mirror.kinds
+    assert mirror.group_name == "orders"
+
+
+def test_translator_changes_appearance() -> None:
+    """A translator gives other keys, groups and owners; partitions and checks follow."""
+
+    class Mine(KMirrorTranslator):
+        def get_mirror_spec(self, props: MirrorProps, sources: list[dg.AssetSpec]) -> dg.AssetSpec:
+            spec = super().get_mirror_spec(props, sources)
+            return spec.replace_attributes(key=["dr", props.target.name], group_name="dr", owners=["team:dr"])
+
+    defs = build_mirror_definitions(mirrors=["orders"], resource=KMirrorResource(), translator=Mine())
+    graph = defs.resolve_asset_graph()
+    node = graph.get(dg.AssetKey(["dr", "orders"]))
+    assert (node.group_name, list(node.owners)) == ("dr", ["team:dr"])
+    assert isinstance(node.partitions_def, dg.DynamicPartitionsDefinition)
+    assert {key.asset_key for key in graph.asset_check_keys} == {dg.AssetKey(["dr", "orders"])}
+
+
+def test_two_builder_calls_merge() -> None:
+    """Mirrors of two destination clusters live in one code location, each with its own resource."""
+    one = build_mirror_definitions(mirrors=["orders"], resource=KMirrorResource(endpoint="http://a:1"))
+    two = build_mirror_definitions(
+        mirrors=["payments"], resource=KMirrorResource(endpoint="http://b:1"), prefix="backup"
+    )
+    merged = dg.Definitions.merge(one, two)
+    dg.Definitions.validate_loadable(merged)
+    assert {"kmirror", "backup"} <= set(merged.get_repository_def().get_top_level_resources())
+
+
+@pytest.mark.parametrize("mirrors", [[], ["orders", "orders"], ["or/ders"], ["a b"]])
+def test_bad_mirrors_are_refused(mirrors: list[str]) -> None:
+    """No mirror, one twice, or a name Kafka would refuse: one line, while loading."""
+    with pytest.raises(UsageError):
+        build_mirror_definitions(mirrors=mirrors, resource=KMirrorResource())
+
+
+def test_misspelt_setting_is_refused(tmp_path: Path) -> None:
+    """A misspelt setting in a document is refused with file and line while definitions load."""
+    path = tmp_path / "orders.yaml"
+    path.write_text(MIRROR.replace("rpo_seconds", "rpo_second"))
+    with pytest.raises(SettingsError, match=r"orders\.yaml:7"):
+        build_mirror_definitions(mirrors=[path], resource=KMirrorResource())
+
+
+def test_policies_come_from_the_document(tmp_path: Path) -> None:
+    """The limits of checks and failover are those of the mirror's document."""
+    path = tmp_path / "orders.yaml"
+    path.write_text(MIRROR)
+    defs = build_mirror_definitions(mirrors=[path], resource=KMirrorResource())
+    dg.Definitions.validate_loadable(defs)
+
+
+def test_token_is_never_shown() -> None:
+    """The token is no part of the resource's text, and its field is one whose value the UI masks (E4)."""
+    resource = KMirrorResource(endpoint="http://node:1", token="s3cret-token")
+    assert "s3cret" not in repr(resource)
+    schema = resource.get_resource_definition().config_schema.config_type
+    assert {name for name, field in schema.fields.items() if field.is_secret} == {"token"}
+
+
+def test_recommended_instance_settings(tmp_path: Path) -> None:
+    """The recommended dagster.yaml is one Dagster accepts, and is not written over one that is there."""
+    path = write_dagster_yaml(tmp_path)
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert instance.get_settings("sensors") == {"use_threads": True, "num_workers": 4}
+        assert not instance.telemetry_enabled
+        assert instance.run_monitoring_enabled
+    path.write_text("telemetry:\n  enabled: true\n")
+    assert "true" in write_dagster_yaml(tmp_path).read_text()
+
+
+def test_example_location_loads_without_sandbox(tmp_path: Path) -> None:
+    """The example code location loads where no sandbox ever ran, without starting anything."""
+    code = textwrap.dedent("""
+        import json, definitions, dagster as dg
+        dg.Definitions.validate_loadable(definitions.defs)
+        print(json.dumps(sorted(k.to_user_string() for k in definitions.defs.resolve_all_asset_keys())))
+    """)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "KMIRROR_SANDBOX_HOME": str(tmp_path / "none")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout) == ["kafka_mirror/sandbox", "kafka_source/sandbox"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_import_is_cheap() -> None:
+    """Importing the integration costs little beyond Dagster's own import, and no Kafka client."""
+    code = (
+        "import dagster, sys, time; t = time.perf_counter(); import kmirror_dagster.orchestration;"
+        "print(time.perf_counter() - t); print('confluent_kafka' in sys.modules or 'kafka' in sys.modules)"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        for _ in range(3)
+    ]
+    assert min(float(run.stdout.split()[0]) for run in runs) < 0.5
+    assert runs[0].stdout.split()[1] == "False"
