@@ -144,10 +144,10 @@ class AdminCalls:
     def _wait(self, futures: "list[concurrent.futures.Future[Any]]", doing: str, timeout_s: float) -> None:
         deadline = Deadline(timeout_s + _GRACE_S)
         pending: set[concurrent.futures.Future[Any]] = set(futures)
-        while pending and deadline.remaining() > 0:
-            if self._closed.is_set():
-                raise KmirrorError(f"{doing}: admin client of {self.settings.address} is closed")
+        while pending and deadline.remaining() > 0 and not self._closed.is_set():
             _, pending = concurrent.futures.wait(pending, timeout=deadline.remaining(at_most=_SLICE_S))
+        if self._closed.is_set():
+            raise KmirrorError(f"{doing}: admin client of {self.settings.address} is closed")
 
     def _raise_when_down(self, errors: Mapping[K, KmirrorError], doing: str) -> None:
         first = next(iter(errors.values()))

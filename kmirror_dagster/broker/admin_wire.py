@@ -50,7 +50,7 @@ def list_all_groups(settings: ClusterSettings, *, timeout_s: float) -> GroupList
                 groups.update((listing.group, listing) for listing in outcome)
         return GroupListings(tuple(groups[name] for name in sorted(groups)), tuple(errors))
 
-    return _run(settings, work, timeout_s, "listing groups")
+    return run_on(settings, work, timeout_s, "listing groups")
 
 
 async def _groups_of(cluster: WireCluster, node_id: int) -> list[GroupListing]:
@@ -117,17 +117,23 @@ def delete_group_offsets(
             for entry in topic.partitions
         }
 
-    return _run(settings, work, timeout_s, f"deleting positions of group {group}")
+    return run_on(settings, work, timeout_s, f"deleting positions of group {group}")
 
 
-def _run(
+def run_on(
     settings: ClusterSettings,
     work: Callable[[WireCluster], Awaitable[T]],
     timeout_s: float,
     doing: str,
 ) -> T:
+    """Run a few calls on a wire client of their own, blocking, within `timeout_s` seconds.
+
+    Raises:
+        DeadlineError: the time is over.
+    """
+
     async def whole() -> T:
-        cluster = WireCluster(settings, role="asked")
+        cluster = WireCluster(settings, role="Kafka")
         try:
             return await asyncio.wait_for(work(cluster), timeout_s)
         except asyncio.TimeoutError:
