@@ -72,6 +72,10 @@ class TopicFollower:
         """Ask the thread to end; it does within a poll."""
         self._stopping.set()
 
+    def is_alive(self) -> bool:
+        """Whether the thread still runs."""
+        return self._thread.is_alive()
+
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread; whether it ended."""
         if self._thread.ident is None:

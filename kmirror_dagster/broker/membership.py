@@ -72,6 +72,10 @@ class GroupMember:
         """Ask the thread to give everything up, leave the group and end."""
         self._stopping.set()
 
+    def is_alive(self) -> bool:
+        """Whether the thread still runs."""
+        return self._thread.is_alive()
+
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread; whether it ended."""
         if self._thread.ident is None:

@@ -84,8 +84,6 @@ def build_app(service: Callable[[], NodeService], node: NodeControl) -> FastAPI:
         title="kmirror node",
         docs_url="/docs",
         redoc_url=None,
-        # responses are validated where they are made; FastAPI would copy each once more
-        response_model=None,
     )
     _add_errors(app)
     _add_node_routes(app, service, node)

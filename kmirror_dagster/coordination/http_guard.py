@@ -1,4 +1,4 @@
-"""What every request passes before it reaches the API: token and body size. Plain ASGI, a few microseconds."""
+"""What every request passes before it reaches the API: token and body size. Plain ASGI, for speed."""
 
 import hmac
 import logging

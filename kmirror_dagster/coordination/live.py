@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from kmirror_dagster.coordination.ports import Progress
 from kmirror_dagster.errors import KmirrorError
 
 
@@ -16,6 +17,7 @@ class LivePartition:
     preempted: bool = False
     running: bool = False
     failure: KmirrorError | None = None
+    seen: Progress | None = None  # as last reported: a copy that failed can no longer be asked
     timer: asyncio.TimerHandle | None = None
     retry_at_ms: int | None = None
     due: bool = False

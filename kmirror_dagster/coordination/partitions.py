@@ -22,7 +22,7 @@ from kmirror_dagster.coordination.ports import Progress
 from kmirror_dagster.coordination.shard import Shard
 from kmirror_dagster.coordination.stops import StopWork
 from kmirror_dagster.coordination.view import Change, StateView
-from kmirror_dagster.coordination.work import PartitionCounters, PartitionWork
+from kmirror_dagster.coordination.work import CopyTotals, PartitionCounters, PartitionWork
 from kmirror_dagster.errors import (
     FencedError,
     KmirrorError,
@@ -221,6 +221,16 @@ class PartitionCoordinator:
     def running(self) -> list[PartitionKey]:
         """Partitions that are being copied here."""
         return [name for name, live in self._live.items() if live.running]
+
+    def copied(self) -> dict[str, CopyTotals]:
+        """What was copied here since the node started, by mirror."""
+        totals = {mirror: CopyTotals(**vars(total)) for mirror, total in self._work.ended.items()}
+        for name, live in self._live.items():
+            if live.running:
+                live.seen = self.progress(name) or live.seen
+                if live.seen is not None:
+                    totals.setdefault(name.mirror, CopyTotals()).add(live.seen)
+        return totals
 
     def next_retry_ms(self, name: PartitionKey) -> int | None:
         """When a FAILED partition is retried, epoch milliseconds; None when it is not."""

@@ -51,7 +51,7 @@ class Link(Protocol):
 class ConfigRelease(Protocol):
     """Puts the source's own values of held-back configurations in place at the destination; blocking."""
 
-    def __call__(self, held: Mapping[str, Mapping[str, str | None]]) -> Mapping[str, KmirrorError]: ...
+    def __call__(self, held: Mapping[str, Mapping[str, str | None]]) -> Mapping[str, KmirrorError | None]: ...
 
 
 class MetadataRefresher(Protocol):

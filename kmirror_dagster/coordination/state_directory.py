@@ -60,6 +60,7 @@ class StateDirectory:
         self._endpoint_file = path / "node.json"
         self._token_file = path / "token"
         self._lock_file = path / "lock"
+        self._node_id_file = path / "node_id"
         self._stopped_file = path / "stopped"
         self._lock: int | None = None
 
@@ -111,6 +112,20 @@ class StateDirectory:
         if token != stored:
             self._write(self._token_file, token.get_secret_value())
         return token
+
+    def node_id(self) -> str | None:
+        """Name of this directory's node; None when none was started on it yet."""
+        try:
+            return self._node_id_file.read_text(encoding="utf-8").strip() or None
+        except FileNotFoundError:
+            return None
+
+    def ensure_node_id(self, proposed: str) -> str:
+        """Name of this directory's node, the same after every restart."""
+        known = self.node_id()
+        if known is None:
+            self._write(self._node_id_file, proposed)
+        return known or proposed
 
     def write_endpoint(self, *, endpoint: str, node_id: str, ca: str | None = None) -> None:
         """Announce where this process listens."""

@@ -59,6 +59,7 @@ class TopicReleaser:
             while self._waiting:
                 batch, self._waiting = self._waiting, {}
                 request = {topic: held for topic, (held, _) in batch.items()}
+                errors: Mapping[str, KmirrorError | None]
                 try:
                     errors = await loop.run_in_executor(self._executor, self._release, request)
                 except KmirrorError as error:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from kmirror_dagster.coordination.keys import PartitionKey
 from kmirror_dagster.coordination.links import LinkPool
 from kmirror_dagster.coordination.live import LivePartition
-from kmirror_dagster.coordination.ports import Alignment
+from kmirror_dagster.coordination.ports import Alignment, Link, Progress
 from kmirror_dagster.coordination.shard import Shard, Write
 from kmirror_dagster.coordination.stops import StopWork
 from kmirror_dagster.errors import FencedError, KmirrorError, NotLeaderError, ReplicationError
@@ -36,6 +36,23 @@ class PartitionCounters:
     retries: int = 0
 
 
+@dataclass
+class CopyTotals:
+    """Sums over copies of partitions."""
+
+    records: int = 0
+    bytes: int = 0
+    batches: int = 0
+    resyncs: int = 0
+
+    def add(self, progress: Progress) -> None:
+        """Add what one copy has done since it began."""
+        self.records += progress.records_total
+        self.bytes += progress.bytes_total
+        self.batches += progress.batches_total
+        self.resyncs += progress.resyncs_total
+
+
 class PartitionWork:
     """What is done to one partition at a time; which partition, and when, is the coordinator's business.
 
@@ -56,6 +73,7 @@ class PartitionWork:
         self._on_failed = on_failed
         self._aligning: dict[str, asyncio.Semaphore] = {}
         self.counters = PartitionCounters()
+        self.ended: dict[str, CopyTotals] = {}
 
     async def go(self, name: PartitionKey, live: LivePartition, shard: Shard, target: MirrorState) -> None:
         record = shard.state(name)
@@ -126,9 +144,10 @@ class PartitionWork:
         record = shard.state(name)
         if record is None:
             return
-        live.running = False
         try:
             link = self._links.get(name.mirror)
+            self._count(name, live, link)
+            live.running = False
             if state is MirrorState.PAUSING:
                 await link.stop(name.topic, name.partition, _STOP_DEADLINE_S)
             else:
@@ -174,12 +193,20 @@ class PartitionWork:
         if not live.running or link is None:
             live.running = False
             return
+        self._count(name, live, link)
         live.running = False
         try:
             await link.stop(name.topic, name.partition, _STOP_DEADLINE_S)
         except KmirrorError as error:
             # its writes are fenced by their sequence; what is not known now is read when it aligns again
             logger.warning("%s: stopping the copy: %s", name, error, extra=name._asdict())
+
+    def _count(self, name: PartitionKey, live: LivePartition, link: Link) -> None:
+        """Keep the totals of a copy that ends."""
+        done = link.progress(name.topic, name.partition) or live.seen
+        live.seen = None
+        if live.running and done is not None:
+            self.ended.setdefault(name.mirror, CopyTotals()).add(done)
 
     async def _interruptible(self, live: LivePartition, work: Awaitable[_T]) -> _T | None:
         """Await work that `wake` may cut short when something else is wanted; None when it was."""
