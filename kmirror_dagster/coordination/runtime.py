@@ -117,6 +117,7 @@ class NodeRuntime:
             cpu_seconds=times.user + times.system,
             memory_bytes=process.memory_info().rss,
             quarantined_records=sorted(rooms.view.quarantined.values()) if rooms else [],
+            max_retry_attempts=self._settings.mirror_failed_retry_max_attempts,
         )
 
     def is_ready(self) -> bool:
@@ -124,7 +125,7 @@ class NodeRuntime:
         rooms = self._rooms
         if rooms is None or not self._joined or self._draining:
             return False
-        return rooms.leadership.assigned == set(rooms.leadership.shards)
+        return all(rooms.leadership.shard(partition) for partition in rooms.leadership.assigned)
 
     def request_shutdown(self) -> None:
         """Begin to drain; harmless when draining."""
