@@ -118,10 +118,10 @@ def is_intact(view: memoryview, header: BatchHeader) -> bool:
 def stamp(
     view: memoryview,
     header: BatchHeader,
-    *,
     producer_id: int,
     producer_epoch: int,
     base_sequence: int,
+    *,
     transactional: bool = False,
 ) -> memoryview:
     """Make a fetched batch ready for Produce, in place: own producer, base offset 0, new CRC-32C.
@@ -183,11 +183,11 @@ def decode_records(view: Buffer, header: BatchHeader) -> list[RawRecord]:
 
 def encode_batch(
     records: Sequence[RawRecord],
-    *,
-    codec: int = codecs.NONE,
     producer_id: int = NO_PRODUCER,
     producer_epoch: int = NO_PRODUCER,
     base_sequence: int = NO_PRODUCER,
+    *,
+    codec: int = codecs.NONE,
     transactional: bool = False,
 ) -> bytes:
     """One batch of records with consecutive offsets, ready for Produce (base offset 0)."""
@@ -207,6 +207,88 @@ def encode_batch(
         base_sequence=base_sequence,
         transactional=transactional,
     )
+
+
+def join(
+    view: memoryview,
+    run: Sequence[BatchHeader],
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    *,
+    transactional: bool = False,
+) -> bytes:
+    """Make whole batches of one codec, behind each other, into one, ready for Produce.
+
+    Only a record's length, timestamp delta and offset delta are written anew; key, value and headers are moved as
+    one slice.
+
+    Raises:
+        UnsupportedDataError: a batch does not decompress.
+    """
+    codec = run[0].codec
+    first_offset, first_timestamp = run[0].base_offset, run[0].base_timestamp
+    max_timestamp = first_timestamp
+    parts: list[bytes | memoryview] = []
+    for header in run:
+        start, end = header.start + HEADER_BYTES, header.end
+        data: bytes | memoryview = (
+            view[start:end] if codec == codecs.NONE else codecs.decompress(codec, view[start:end])
+        )
+        if header.max_timestamp > max_timestamp:
+            max_timestamp = header.max_timestamp
+        _rebase(
+            data,
+            header.record_count,
+            header.base_offset - first_offset,
+            header.base_timestamp - first_timestamp,
+            parts,
+        )
+    body = b"".join(parts)
+    return seal(
+        codecs.compress(codec, body),
+        count=run[-1].next_offset - first_offset,
+        base_timestamp=first_timestamp,
+        max_timestamp=max_timestamp,
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        transactional=transactional,
+    )
+
+
+def _rebase(
+    data: Buffer, count: int, offset_shift: int, timestamp_shift: int, parts: "list[bytes | memoryview]"
+) -> None:
+    """Append records with their deltas shifted."""
+    position = 0
+    try:
+        for _ in range(count):
+            length = data[position]
+            position += 1
+            if length < 0x80:
+                length >>= 1
+            else:
+                length, position = read_varint(data, position - 1)
+            end = position + length
+            # one attributes byte in front, unused; first records of a batch have one-byte deltas of 0
+            if data[position + 1] == 0 and data[position + 2] == 0:
+                timestamp_delta, offset_delta, at = timestamp_shift, offset_shift, position + 3
+            else:
+                timestamp_delta, at = read_varint(data, position + 1)
+                offset_delta, at = read_varint(data, at)
+                timestamp_delta += timestamp_shift
+                offset_delta += offset_shift
+            head = b"\0" + _varint(timestamp_delta) + _varint(offset_delta)
+            parts += (_varint(len(head) + end - at) + head, data[at:end])
+            position = end
+    except IndexError as error:
+        raise UnsupportedDataError("a batch ends inside a record") from error
+
+
+def _varint(value: int) -> bytes:
+    return _SHORT_VARINTS[value] if 0 <= value < len(_SHORT_VARINTS) else write_varint(value)
 
 
 def seal(
@@ -277,3 +359,7 @@ def write_varint(value: int) -> bytes:
         encoded >>= 7
     out.append(encoded)
     return bytes(out)
+
+
+# lengths and deltas are nearly always small: looked up instead of encoded
+_SHORT_VARINTS = [write_varint(value) for value in range(8_192)]

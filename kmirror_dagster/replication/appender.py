@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 MAX_IN_FLIGHT = 5
 _REQUEST_BYTES = 4 * 1024 * 1024
 _TIMEOUT_MS = 30_000
+_TOO_LARGE = frozenset({codes.MESSAGE_TOO_LARGE, codes.RECORD_LIST_TOO_LARGE})
+_LEAST_JOINED_BYTES = 4 * 1024
 _UNANSWERED_S = _TIMEOUT_MS / 1000 + 10
 
 # The batch was not appended and never will be as it is; everything else is doubtful and read again.
@@ -215,6 +217,11 @@ class DestinationAppender:
                 self._accept(copier, step, answer, now)
             elif copier.phase is Phase.STOPPED:
                 copier.doubtful = True
+            elif answer is not None and answer.error_code in _TOO_LARGE and len(step.headers) > 1:
+                # the topic allows less than joined batches usually have: join less, down to not at all
+                copier.joined_bytes = step.size // 4 if step.size > _LEAST_JOINED_BYTES else 0
+                self._on_doubt(copier, f"a joined batch of {step.size} bytes is too large for the topic")
+                return
             elif answer is not None and answer.error_code in _REFUSALS:
                 copier.on_failure(_refusal(copier, step, answer))
             else:

@@ -14,7 +14,7 @@ from kmirror_dagster.broker.connection import BufferPool
 from kmirror_dagster.broker.fetch import FetchedPartition, FetchPosition
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.errors import ReplicationError
-from kmirror_dagster.replication.plan import Append, Hole, Marker, Step, plan
+from kmirror_dagster.replication.plan import JOINED_BYTES, Append, Hole, Marker, Step, plan
 from kmirror_dagster.replication.progress import Meter, Progress
 
 TopicPartition = tuple[str, int]
@@ -120,6 +120,7 @@ class Copier:
     acked_epoch: int = -1
     doubtful: bool = False
     futile: int = 0
+    joined_bytes: int = JOINED_BYTES
     error: ReplicationError | None = None
     trouble_since: float | None = None
 
@@ -170,7 +171,7 @@ class Copier:
         self.meter.source_end(time.monotonic(), fetched.high_watermark)
         if not len(fetched.records) or asked_offset != self.planned:
             return
-        for step in plan(fetched.records, self.planned, fetched.aborted):
+        for step in plan(fetched.records, self.planned, fetched.aborted, joined_bytes=self.joined_bytes):
             self.queue.append(Queued(step, lease))
             lease.hold()
             if isinstance(step, Append):
@@ -205,6 +206,11 @@ class Copier:
             return False
         return isinstance(head, (Marker, Hole)) or (head.aborted and not self.transaction_open)
 
+    @property
+    def data_follows(self) -> bool:
+        """Whether a batch comes right behind the head; its answer's base offset proves the head's place."""
+        return len(self.queue) > 1 and isinstance(self.queue[1].step, Append)
+
     def pop(self) -> Queued:
         """Take the head."""
         entry = self.queue.popleft()
@@ -218,23 +224,12 @@ class Copier:
         assert sequence is not None  # noqa: S101 - can_append saw the open transaction
         base = sequence.next
         sequence.next = batches.next_sequence(base, step.count)
-        if step.header is not None and step.view is not None:
-            return batches.stamp(
-                step.view,
-                step.header,
-                producer_id=sequence.producer_id,
-                producer_epoch=sequence.producer_epoch,
-                base_sequence=base,
-                transactional=step.aborted,
-            )
-        return batches.encode_batch(
-            step.records,
-            codec=step.codec,
-            producer_id=sequence.producer_id,
-            producer_epoch=sequence.producer_epoch,
-            base_sequence=base,
-            transactional=step.aborted,
-        )
+        identity = (sequence.producer_id, sequence.producer_epoch, base)
+        if step.view is not None and len(step.headers) == 1:
+            return batches.stamp(step.view, step.headers[0], *identity, transactional=step.aborted)
+        if step.view is not None and step.headers:
+            return batches.join(step.view, step.headers, *identity, transactional=step.aborted)
+        return batches.encode_batch(step.records, *identity, codec=step.codec, transactional=step.aborted)
 
     def drop_queue(self) -> None:
         """Throw away what was planned and not sent."""

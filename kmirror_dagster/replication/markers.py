@@ -137,7 +137,8 @@ class MarkerWriter:
                     order.done.set_exception(broker_error(code, f"writing markers into {order.copier.name}"))
                 else:
                     written[order] += count
-        await self._confirm([order for order in orders if not order.done.done()])
+        # where data follows, its base offset will tell; asking would cost a round trip per transaction
+        await self._confirm([o for o in orders if not o.done.done() and not o.copier.data_follows])
 
     # empty transactions
 

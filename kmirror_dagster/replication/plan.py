@@ -3,7 +3,7 @@
 Reads at read_committed see every transaction decided, with the list of aborted ones. From that, the batches of one
 partition become steps, each of which takes an exact run of offsets at the destination:
 
-- `Append`: a data batch as it is, or re-encoded when it cannot be passed on;
+- `Append`: a data batch as it is, several small ones made into one, or re-encoded when it cannot be passed on;
 - `Append` with `aborted`: records of an aborted transaction, to be appended inside an own transaction;
 - `Marker`: one control record (a transaction marker at the source);
 - `Hole`: offsets without any record at the source (compaction).
@@ -17,12 +17,21 @@ from kmirror_dagster.broker.batches import BatchHeader, RawRecord
 from kmirror_dagster.broker.fetch import AbortedTransaction
 from kmirror_dagster.errors import UnsupportedDataError
 
+# A batch up to this size costs more to send alone than to join with its neighbours: one partition's batches go
+# one per request (see appender.py).
+_SMALL_BYTES = 4 * 1024
+# Joined batches stay far below the smallest usual max.message.bytes (1 MB).
+JOINED_BYTES = 256 * 1024
+_JOINED_BATCHES = 4_096
+_NOT_AS_IT_IS = batches.CONTROL | batches.LOG_APPEND_TIME
+
 
 @dataclass(slots=True)
 class Append:
     """Records for offsets `start` to `end` (exclusive).
 
-    Either `view` and `header` (the fetched batch, passed through) or `records` (to be encoded again) is set.
+    Either `view` and `headers` (fetched batches: one is passed through, several are joined) or `records` (to be
+    encoded again) is set.
     """
 
     start: int
@@ -31,7 +40,7 @@ class Append:
     leader_epoch: int
     timestamp: int
     view: memoryview | None = None
-    header: BatchHeader | None = None
+    headers: Sequence[BatchHeader] = ()
     records: Sequence[RawRecord] = ()
     codec: int = 0
 
@@ -43,8 +52,8 @@ class Append:
     @property
     def size(self) -> int:
         """Bytes, as fetched."""
-        if self.header is not None:
-            return self.header.end - self.header.start
+        if self.headers:
+            return self.headers[-1].end - self.headers[0].start
         return sum(len(record.payload) + 16 for record in self.records)
 
 
@@ -91,45 +100,119 @@ class AbortedIndex:
             self.active.add(self.pending.pop().producer_id)
 
 
-def plan(view: memoryview, cursor: int, aborted: Sequence[AbortedTransaction]) -> Iterator[Step]:
+@dataclass(slots=True)
+class _Run:
+    """Whole data batches behind each other that may become one: small, of one codec and one visibility."""
+
+    view: memoryview
+    limit: int
+    headers: list[BatchHeader] = field(default_factory=list[BatchHeader])
+    aborted: bool = False
+    codec: int = 0
+    size: int = 0
+
+    def takes(self, header: BatchHeader, aborted: bool, size: int) -> bool:
+        """Whether a batch can join, before it does."""
+        return (
+            self.codec == header.attributes & batches.COMPRESSION_MASK
+            and self.aborted == aborted
+            and self.size + size <= self.limit
+            and len(self.headers) < _JOINED_BATCHES
+        )
+
+    def end(self) -> Append:
+        """The step of what has joined; the run is empty then."""
+        first, last = self.headers[0], self.headers[-1]
+        step = Append(
+            first.base_offset,
+            last.next_offset,
+            self.aborted,
+            last.leader_epoch,
+            last.max_timestamp,
+            view=self.view,
+            headers=self.headers,
+            codec=self.codec,
+        )
+        self.headers = []
+        self.size = 0
+        return step
+
+
+def plan(
+    view: memoryview, cursor: int, aborted: Sequence[AbortedTransaction], *, joined_bytes: int = JOINED_BYTES
+) -> Iterator[Step]:
     """Steps for the records of one Fetch answer, from `cursor` on.
 
     Args:
         view: records field of one partition.
         cursor: next offset the destination needs; what lies before is left out.
         aborted: aborted transactions of the same answer.
+        joined_bytes: small batches are joined up to this size; 0: each stays as it is.
 
     Raises:
         UnsupportedDataError: damaged batch, or a message format that is not mirrored; steps before it were
             yielded.
     """
     index = AbortedIndex.of(aborted)
-    for header in batches.headers(view):
-        index.advance(header.last_offset)
-        if header.next_offset <= cursor:
-            if header.is_control:
-                index.active.discard(header.producer_id)
-            continue
-        if not batches.is_intact(view, header):
-            raise UnsupportedDataError(
-                f"batch at offset {header.base_offset} of the source is damaged: its CRC-32C does not match"
-            )
-        if header.base_offset > cursor:
-            yield Hole(cursor, header.base_offset, header.leader_epoch)
-            cursor = header.base_offset
-        yield from _steps_of(view, header, cursor, index)
-        cursor = header.next_offset
+    run = _Run(view, joined_bytes)
+    try:
+        for header in batches.headers(view):
+            if index.pending:
+                index.advance(header.last_offset)
+            if header.base_offset + header.last_offset_delta < cursor:
+                if header.attributes & batches.CONTROL:
+                    index.active.discard(header.producer_id)
+                continue
+            if not batches.is_intact(view, header):
+                raise _damaged(header)
+            is_aborted = bool(index.active) and header.is_transactional and header.producer_id in index.active
+            if header.base_offset == cursor and not header.attributes & _NOT_AS_IT_IS and _is_whole(header):
+                size = header.end - header.start
+                if run.headers and not run.takes(header, is_aborted, size):
+                    yield run.end()
+                run.headers.append(header)
+                run.size += size
+                run.aborted, run.codec = is_aborted, header.attributes & batches.COMPRESSION_MASK
+                cursor += header.record_count
+                if size > _SMALL_BYTES:
+                    yield run.end()
+                continue
+            if run.headers:
+                yield run.end()
+            if header.base_offset > cursor:
+                yield Hole(cursor, header.base_offset, header.leader_epoch)
+                cursor = header.base_offset
+            yield from _other_steps(view, header, cursor, is_aborted, index)
+            cursor = header.next_offset
+    except UnsupportedDataError:
+        if run.headers:
+            yield run.end()  # what is good is mirrored before the partition fails
+        raise
+    if run.headers:
+        yield run.end()
 
 
-def _steps_of(view: memoryview, header: BatchHeader, cursor: int, index: AbortedIndex) -> Iterator[Step]:
+def _damaged(header: BatchHeader) -> UnsupportedDataError:
+    return UnsupportedDataError(
+        f"batch at offset {header.base_offset} of the source is damaged: its CRC-32C does not match"
+    )
+
+
+def _is_whole(header: BatchHeader) -> bool:
+    return header.record_count == header.last_offset_delta + 1
+
+
+def _other_steps(
+    view: memoryview, header: BatchHeader, cursor: int, aborted: bool, index: AbortedIndex
+) -> Iterator[Step]:
+    """Steps of a batch that is not passed on as it is: a marker, or records to be encoded again."""
     if header.is_control:
         index.active.discard(header.producer_id)
         for offset in range(cursor, header.next_offset):
             yield Marker(offset, header.leader_epoch)
-        return
-    aborted = header.is_transactional and header.producer_id in index.active
-    whole = header.record_count == header.last_offset_delta + 1
-    if whole and cursor == header.base_offset and not header.attributes & batches.LOG_APPEND_TIME:
+    elif (
+        header.base_offset == cursor and _is_whole(header) and not header.attributes & batches.LOG_APPEND_TIME
+    ):
         yield Append(
             header.base_offset,
             header.next_offset,
@@ -137,10 +220,11 @@ def _steps_of(view: memoryview, header: BatchHeader, cursor: int, index: Aborted
             header.leader_epoch,
             header.max_timestamp,
             view=view,
-            header=header,
+            headers=[header],
+            codec=header.codec,
         )
-        return
-    yield from _recoded(view, header, cursor, aborted)
+    else:
+        yield from _recoded(view, header, cursor, aborted)
 
 
 def _recoded(view: memoryview, header: BatchHeader, cursor: int, aborted: bool) -> Iterator[Step]:

@@ -116,6 +116,8 @@ def test_every_offset_is_planned_once_and_as_what_it_is(log: list[Built], data: 
         elif isinstance(step, Append):
             for offset in range(step.start, step.end):
                 records[offset] = step.aborted
+            if step.headers:
+                assert_same_records(view, step)
             if step.records:
                 assert [r.offset for r in step.records] == list(range(step.start, step.end))
         else:
@@ -130,6 +132,18 @@ def test_every_offset_is_planned_once_and_as_what_it_is(log: list[Built], data: 
     }
     assert records == expected
     assert markers == {batch.base for batch in log if batch.kind == "marker" and batch.base >= cursor}
+
+
+def assert_same_records(view: memoryview, step: Append) -> None:
+    """Batches joined into one hold the same records, and nothing of their codec or time is lost."""
+    data = batches.join(view, step.headers, 1, 0, 0)
+    (joined,) = batches.headers(memoryview(data))
+    assert batches.is_intact(memoryview(data), joined)
+    theirs = [r for header in step.headers for r in batches.decode_records(view, header)]
+    ours = batches.decode_records(memoryview(data), joined)
+    assert [r.offset + step.start for r in ours] == [r.offset for r in theirs]
+    assert [r[1:] for r in ours] == [r[1:] for r in theirs]
+    assert joined.max_timestamp == max(r.timestamp for r in theirs)
 
 
 def test_append_time_becomes_the_records_time() -> None:
