@@ -27,6 +27,7 @@ from kmirror_dagster.sandbox.properties import (
     render,
     server_properties,
 )
+from kmirror_dagster.sandbox.security import ClusterSecurity, certificate_folder
 from kmirror_dagster.settings import ClusterSettings
 
 _log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class SandboxCluster:
         brokers: int = 1,
         overrides: Mapping[str, str] | None = None,
         *,
+        security: ClusterSecurity | None = None,
         listeners: Sequence[ListenerPlan] = (ListenerPlan(CLIENT),),
         jvm_options: Sequence[str] = QUICK_JVM,
     ) -> None:
@@ -76,7 +78,9 @@ class SandboxCluster:
             home: parent directory; the cluster's own is ``home/name``.
             brokers: 1 or 3, all of them controllers as well.
             overrides: broker settings that win over the sandbox's own.
-            listeners: the first one is what brokers use among themselves.
+            security: how clients get in; default: everybody does, without encryption.
+            listeners: instead of the listeners that `security` asks for; the first one, which must be
+                PLAINTEXT, is what brokers use among themselves.
             jvm_options: heap and compiler options.
         """
         if brokers not in (1, 3):
@@ -85,7 +89,8 @@ class SandboxCluster:
         self.home = home.expanduser().absolute() / name
         self._size = brokers
         self._overrides = dict(overrides or {})
-        self._listeners = tuple(listeners)
+        self._security = security
+        self._given_listeners = tuple(listeners)
         self._jvm_options = tuple(jvm_options)
         self._processes: dict[int, BrokerProcess] = {}
         # Brokers started here and not ended on purpose: when one of them ends, waiting for it is pointless.
@@ -125,15 +130,32 @@ class SandboxCluster:
     @property
     def bootstrap(self) -> str:
         """``bootstrap.servers`` of the listener for clients."""
-        return self.bootstrap_of(self._listeners[-1].name)
+        return self.bootstrap_of(CLIENT)
 
     def bootstrap_of(self, listener: str) -> str:
         """``bootstrap.servers`` of one listener."""
         return ",".join(f"{HOST}:{ports[listener]}" for ports in self.plan.ports)
 
-    def settings(self) -> ClusterSettings:
-        """Connection settings for clients of this cluster."""
-        return ClusterSettings.model_validate({"bootstrap.servers": self.bootstrap})
+    def settings(self, user: str | None = None) -> ClusterSettings:
+        """Connection settings for clients of this cluster.
+
+        Args:
+            user: one of the users of `security`; the first when not given.
+        """
+        return ClusterSettings.model_validate(dict(self.client_properties(user)))
+
+    def client_properties(self, user: str | None = None) -> Mapping[str, str]:
+        """The same as Kafka client properties; holds passwords."""
+        properties = {"bootstrap.servers": self.bootstrap}
+        if self._security is None:
+            return properties
+        who, certificates = self._security.user(user), certificate_folder(self.home)
+        return {**properties, **self._security.client_properties(who, certificates)}
+
+    def _listeners(self) -> tuple[ListenerPlan, ...]:
+        if self._security is None:
+            return self._given_listeners
+        return self._security.listeners(certificate_folder(self.home))
 
     @property
     def brokers(self) -> tuple[BrokerPlan, ...]:
@@ -203,7 +225,7 @@ class SandboxCluster:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.home)
         self.home.mkdir(parents=True)
-        names = tuple(listener.name for listener in self._listeners)
+        names = tuple(listener.name for listener in self._listeners())
         plan = ClusterPlan(name=self.name, cluster_id=new_cluster_id(), ports=())
         for attempt in range(1, _PORT_TRIES + 1):
             with PortClaim() as claim:
@@ -211,6 +233,7 @@ class SandboxCluster:
                 try:
                     self._launch(plan.brokers(self.home), class_path, plan)
                     self._await_ready(deadline, plan)
+                    self._create_users(plan)
                 except SandboxError as error:
                     # Somebody took a port between our look and the broker's bind.
                     if "Address already in use" not in str(error) or attempt == _PORT_TRIES:
@@ -220,6 +243,11 @@ class SandboxCluster:
                     continue
             plan.save(self.home)
             return
+
+    def _create_users(self, plan: ClusterPlan) -> None:
+        if self._security is not None:
+            ports = [ports[self._listeners()[0].name] for ports in plan.ports]
+            self._security.create_users(",".join(f"{HOST}:{port}" for port in ports))
 
     def _launch(
         self, chosen: Sequence[BrokerPlan], class_path: list[Path], plan: ClusterPlan | None = None
@@ -237,7 +265,9 @@ class SandboxCluster:
 
     def _write_files(self, broker: BrokerPlan, everybody: Sequence[BrokerPlan]) -> None:
         (broker.home / "tmp").mkdir(parents=True, exist_ok=True)
-        properties = server_properties(broker, everybody, self._listeners, self._overrides)
+        secured = self._security.broker_properties() if self._security else {}
+        overrides = {**secured, **self._overrides}
+        properties = server_properties(broker, everybody, self._listeners(), overrides)
         config = broker.home / "server.properties"
         config.touch(mode=0o600)
         config.write_text(render(properties), encoding="latin-1")
@@ -267,7 +297,7 @@ class SandboxCluster:
         started = [
             each for each in brokers if each.node_id in self._expected or self._process(each).is_alive()
         ]
-        listener = self._listeners[0].name
+        listener = self._listeners()[0].name
         addresses = [f"{HOST}:{each.ports[listener]}" for each in started]
 
         def check() -> None:

@@ -1,6 +1,7 @@
 """Whether a cluster serves, asked through Kafka's own API; why a broker did not start, from its log."""
 
 import logging
+import re
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from kmirror_dagster.sandbox.properties import BrokerPlan
 
 _REQUEST_S = 2.0
 _POLL_S = 0.05
+_EXCEPTION = re.compile(r"[\w.$]+(Exception|Error)\b")
 
 # librdkafka reports every refused connection; while a broker starts these are expected.
 _silent = logging.getLogger(f"{__name__}.librdkafka")
@@ -73,17 +75,30 @@ def _missing(client: AdminClient, brokers: int, *, leaders: bool) -> str | None:
 
 
 def first_error(broker: BrokerPlan) -> str:
-    """The first line of trouble in the log of a broker's latest launch, for a one-line message."""
+    """What went wrong in a broker's latest launch, from its logs, for a one-line message."""
     for path, marks in ((broker.log, (" ERROR ", " FATAL ")), (broker.console, ("Error", "Exception"))):
         try:
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         except FileNotFoundError:
             continue
         begin = max((number for number, line in enumerate(lines) if "KafkaConfig values" in line), default=0)
-        trouble = [line for line in lines[begin:] if any(mark in line for mark in marks)]
-        if trouble:
-            cause = [
-                line for line in lines[begin:] if "BindException" in line or "Address already in use" in line
-            ]
-            return " ".join((cause or trouble)[0].split())
+        reason = _reason(lines[begin:], marks)
+        if reason is not None:
+            return " ".join(reason.split())
     return "its logs name no reason"
+
+
+def _reason(lines: list[str], marks: tuple[str, ...]) -> str | None:
+    """The exception under the first line of trouble, as deep as its causes go; else that line."""
+    first = next((number for number, line in enumerate(lines) if any(mark in line for mark in marks)), None)
+    if first is None:
+        return None
+    found = lines[first]
+    for line in lines[first + 1 :]:
+        if line.startswith("Caused by: "):
+            found = line.removeprefix("Caused by: ")
+        elif _EXCEPTION.match(line):
+            found = line
+        elif not line.startswith(("\t", " ")):
+            break
+    return found

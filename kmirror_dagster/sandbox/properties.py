@@ -110,11 +110,13 @@ class ListenerPlan:
         name: Kafka listener name.
         protocol: security protocol.
         properties: further settings of this listener, without its ``listener.name.`` prefix.
+        advertised_port: port that clients are sent to instead of the broker's own, of a proxy in front of it.
     """
 
     name: str
     protocol: Protocol = Protocol.PLAINTEXT
     properties: Mapping[str, str] | None = None
+    advertised_port: int | None = None
 
 
 def server_properties(
@@ -142,7 +144,7 @@ def server_properties(
         "inter.broker.listener.name": listeners[0].name,
         "listeners": ",".join(f"{each.name}://{HOST}:{broker.ports[each.name]}" for each in everybody),
         "advertised.listeners": ",".join(
-            f"{each.name}://{HOST}:{broker.ports[each.name]}" for each in listeners
+            f"{each.name}://{HOST}:{each.advertised_port or broker.ports[each.name]}" for each in listeners
         ),
         "listener.security.protocol.map": ",".join(
             f"{each.name}:{each.protocol.value}" for each in everybody

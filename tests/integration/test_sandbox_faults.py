@@ -11,8 +11,9 @@ import pytest
 from confluent_kafka import KafkaException
 
 from kmirror_dagster.errors import PortInUseError, SandboxError
+from kmirror_dagster.sandbox import cluster as cluster_module
 from kmirror_dagster.sandbox.cluster import SandboxCluster
-from kmirror_dagster.sandbox.ports import HOST
+from kmirror_dagster.sandbox.ports import HOST, PortClaim
 from tests.conftest import ClusterFactory
 from tests.helpers.kafka import Record, admin, consume, create_topic, log_range, produce
 from tests.helpers.waiting import wait_until
@@ -105,6 +106,26 @@ def test_broker_that_does_not_start_tells_why(cluster_factory: ClusterFactory) -
         cluster.start()
     assert "\n" not in str(caught.value)
     assert not list(cluster.home.rglob("broker.pid"))
+
+
+def test_port_lost_at_the_last_moment(
+    cluster_factory: ClusterFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port that is taken between choice and start is not the end: the cluster starts on others."""
+    choose = cluster_module.choose_ports
+    with socket.create_server((HOST, 0)) as thief:
+        taken = thief.getsockname()[1]
+        choices: list[int] = []
+
+        def unlucky(claim: PortClaim, brokers: int, names: tuple[str, ...]) -> tuple[dict[str, int], ...]:
+            (ports,) = choose(claim, brokers, names)
+            choices.append(1)
+            return ({**ports, "CLIENT": taken},) if len(choices) == 1 else (ports,)
+
+        monkeypatch.setattr(cluster_module, "choose_ports", unlucky)
+        cluster = cluster_factory()
+    assert len(choices) == 2
+    create_topic(cluster.bootstrap, "served")
 
 
 STARTER = """
