@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kmirror_dagster.sandbox.cluster import SandboxCluster
+from tests.helpers.proxy import FaultProxy, behind, lead
 from tests.helpers.waiting import unique_name
 
 ClusterFactory = Callable[..., SandboxCluster]
@@ -16,10 +17,15 @@ ClusterFactory = Callable[..., SandboxCluster]
 
 @dataclass(frozen=True)
 class Clusters:
-    """Source and destination, one broker each, shared by the whole session: use names of your own."""
+    """Source and destination, one broker each, shared by the whole session: use names of your own.
+
+    The proxies lead to the same brokers.
+    """
 
     source: SandboxCluster
     destination: SandboxCluster
+    source_proxy: FaultProxy
+    destination_proxy: FaultProxy
 
 
 def start_all(clusters: list[SandboxCluster]) -> None:
@@ -33,13 +39,17 @@ def start_all(clusters: list[SandboxCluster]) -> None:
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
     """The session's pair of clusters; downloads Kafka's jars the first time on a machine."""
     home = tmp_path_factory.mktemp("clusters")
-    pair = Clusters(SandboxCluster("source", home), SandboxCluster("destination", home))
-    try:
-        start_all([pair.source, pair.destination])
-        yield pair
-    finally:
-        pair.source.stop(wait_s=5)
-        pair.destination.stop(wait_s=5)
+    with FaultProxy() as source_proxy, FaultProxy() as destination_proxy:
+        source = SandboxCluster("source", home, listeners=behind(source_proxy))
+        destination = SandboxCluster("destination", home, listeners=behind(destination_proxy))
+        try:
+            start_all([source, destination])
+            lead(source_proxy, source)
+            lead(destination_proxy, destination)
+            yield Clusters(source, destination, source_proxy, destination_proxy)
+        finally:
+            source.stop(wait_s=5)
+            destination.stop(wait_s=5)
 
 
 @pytest.fixture
