@@ -147,9 +147,9 @@ async def _align(
         producer_id, producer_epoch = await retrying(
             lambda: new_producer_id(destination), deadline_s=_DEADLINE_S
         )
-    source_start = (await source.list_offsets([tp], EARLIEST))[tp].value()
-    source_end = (await source.list_offsets([tp], LATEST))[tp].value()
-    start = (await destination.list_offsets([tp], EARLIEST))[tp].value()
+    source_start = await _listed(source, tp, EARLIEST)
+    source_end = await _listed(source, tp, LATEST)
+    start = await _listed(destination, tp, EARLIEST)
     end = await destination_end(destination, tp, producer_id)
     first = await _first_offset(source, tp, policies, source_start, source_end, fresh=end.offset == 0)
     if end.offset > source_end:
@@ -179,6 +179,15 @@ async def _align(
         source_end=source_end,
         open_transaction=end.open_transaction,
     )
+
+
+async def _listed(cluster: WireCluster, tp: TopicPartition, which: int) -> int:
+    """Offset of one kind; right after a topic was made its leader may not know so yet."""
+
+    async def attempt() -> int:
+        return (await cluster.list_offsets([tp], which))[tp].value()
+
+    return await retrying(attempt, deadline_s=_DEADLINE_S)
 
 
 async def _first_offset(
