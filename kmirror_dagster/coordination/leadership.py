@@ -129,6 +129,12 @@ class Leadership:
             else:
                 self._shards[partition] = shard
                 self.take_overs_total += 1
+                logger.info(
+                    "leading coordinator partition %d, epoch %d, after %.1f s",
+                    partition,
+                    shard.epoch,
+                    loop.time() - began,
+                )
                 self._on_gained(partition)
                 await self._until_broken(partition, broken)
             if loop.time() - began > _SETTLED_S:
