@@ -73,6 +73,25 @@ def _watch(process: "subprocess.Popen[bytes]", caller: int) -> None:
             _end(process)
 
 
+def _start(command: list[str], console: str) -> "subprocess.Popen[bytes]":
+    with open(console, "ab") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_guard
+        )
+
+
+def _announce(pid: int) -> None:
+    """Tell the caller the pid, then let go of its pipes.
+
+    Nobody may wait for the end of our output: `kmirror sandbox start` returns while brokers run.
+    """
+    with contextlib.suppress(BrokenPipeError):  # the caller died, which `_watch` sees
+        os.write(1, f"{pid}\n".encode())
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+
+
 def main(arguments: list[str]) -> int:
     """Start the command, announce its pid on standard output, watch over it."""
     pid_file, token, console, *command = arguments
@@ -81,22 +100,10 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # SIGTERM to the guard (a service manager, a person) ends the broker as well, by the `finally` below.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    with open(console, "ab") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            preexec_fn=_die_with_guard,
-        )
+    process = _start(command, console)
     try:
         _write_pid_file(Path(pid_file), token, process.pid)
-        with contextlib.suppress(BrokenPipeError):  # the caller died: seen by _watch
-            os.write(1, f"{process.pid}\n".encode())
-        # Nobody may wait for the end of our output: `kmirror sandbox start` returns while brokers run.
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
+        _announce(process.pid)
         _watch(process, caller)
     finally:
         if process.poll() is None:

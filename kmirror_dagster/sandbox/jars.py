@@ -100,17 +100,20 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def class_path(console: Console | None = None, *, cache: Path | None = None) -> list[Path]:
+def class_path(
+    console: Console | None = None, *, cache: Path | None = None, lock: JarLock | None = None
+) -> list[Path]:
     """Paths of all locked jars; downloads what is missing or damaged.
 
     Args:
         console: where a progress bar is shown while something is downloaded; None: nothing is shown.
         cache: directory to keep the jars in; default `cache_dir()`.
+        lock: what to bring; default the broker's jars.
 
     Raises:
         SandboxError: a jar cannot be had, or is not the one that is locked.
     """
-    lock = load_lock()
+    lock = lock or load_lock()
     folder = (cache or cache_dir()) / f"kafka-{lock.kafka}"
     if _missing(lock, folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,10 @@
 import contextlib
 import errno
 import fcntl
+import os
 import random
 import socket
+import struct
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -23,26 +25,34 @@ _TRIES = 500
 class PortClaim:
     """Ports claimed until the block is left, by then their user listens on them.
 
-    A claim is a locked file: it keeps other claims of this machine's user away, and ends with the process.
+    A claim is a lock on one byte of a file that all claims of this machine's user share: it keeps the others away
+    from that port, and ends with the process. The locks belong to the open file (Linux' "open file description
+    locks"), so two claims in one process exclude each other too.
     """
 
-    def __init__(self, folder: Path | None = None, rng: random.Random | None = None) -> None:
-        self._folder = folder or Path(tempfile.gettempdir()) / f"kmirror-ports-{_user()}"
+    def __init__(self, file: Path | None = None, rng: random.Random | None = None) -> None:
+        """Describe a claim.
+
+        Args:
+            file: the shared file; it stays empty.
+            rng: chooses ports.
+        """
+        self._path = file or Path(tempfile.gettempdir()) / f"kmirror-ports-{os.getuid()}.lock"
         self._rng = rng or random.Random()  # noqa: S311 - not a secret
-        self._files: list[IO[str]] = []
+        self._file: IO[bytes] | None = None
+        self._taken: set[int] = set()
 
     def __enter__(self) -> "PortClaim":
-        """Make the folder of claims."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        """Open the shared file."""
+        self._file = self._path.open("ab")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Drop all claims."""
-        for file in self._files:
-            file.close()
-        self._files.clear()
+        if self._file is not None:
+            self._file.close()
 
     def take(self) -> int:
         """Claim one free port.
@@ -52,23 +62,20 @@ class PortClaim:
         """
         for _ in range(_TRIES):
             port = self._rng.randrange(_FIRST, _LAST)
-            if self._claim(port) and is_free(port):
+            if port not in self._taken and self._lock(port) and is_free(port):
+                self._taken.add(port)
                 return port
         raise SandboxError(f"no free port between {_FIRST} and {_LAST} on {HOST}; end some programs")
 
-    def _claim(self, port: int) -> bool:
-        file = (self._folder / f"{port}.lock").open("a")
+    def _lock(self, port: int) -> bool:
+        assert self._file is not None  # noqa: S101 - used as a context manager
+        # struct flock (fcntl(2)): type, whence, start, length, pid (0 for this kind of lock).
+        request = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, port, 1, 0)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, request)
+        except (BlockingIOError, PermissionError):
             return False
-        self._files.append(file)
         return True
-
-
-def _user() -> str:
-    return str(psutil.Process().uids().real)
 
 
 def is_free(port: int) -> bool:
