@@ -8,7 +8,7 @@ from operator import itemgetter
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from kmirror_dagster.broker.clients import ConnectionErrors, consumer
-from kmirror_dagster.broker.log_records import OFFSET, Chunk, LogRange, LogRecord
+from kmirror_dagster.broker.log_records import OFFSET, Chunk, Headers, LogRange, LogRecord
 from kmirror_dagster.errors import BrokerError, KmirrorError
 from kmirror_dagster.settings import ClusterSettings
 
@@ -36,6 +36,9 @@ _READER_SETTINGS: dict[str, str | int | bool] = {
     "session.timeout.ms": 45_000,
 }
 
+# What the client library raises for headers with a name that is no UTF-8.
+_UNREADABLE = (UnicodeDecodeError, SystemError)
+
 # What a record takes besides the bytes of its value: key, headers and the objects that hold them, about.
 RECORD_OVERHEAD_BYTES = 200
 
@@ -58,9 +61,13 @@ class RangeReader:
         settings: cluster to read.
         ranges: at most one per partition.
         isolation: "read_uncommitted" or "read_committed".
+
+    Attributes:
+        unreadable_headers: records whose headers the client library cannot give; they come without.
     """
 
     def __init__(self, settings: ClusterSettings, ranges: Iterable[LogRange], *, isolation: str) -> None:
+        self.unreadable_headers = 0
         self._address = settings.address
         self._ends: dict[tuple[str, int], int] = {}
         self._empty: list[tuple[str, int]] = []
@@ -151,10 +158,7 @@ class RangeReader:
             done = (first.offset() or 0) >= end
             records: list[LogRecord] = []
         else:
-            records = [
-                (m.offset(), *m.timestamp(), m.key(), m.value(), m.headers())  # type: ignore[misc]
-                for m in run
-            ]
+            records = self._records(run)
             done = records[-1][OFFSET] >= end - 1
             if records[-1][OFFSET] >= end:
                 del records[bisect_left(records, end, key=itemgetter(OFFSET)) :]
@@ -163,6 +167,37 @@ class RangeReader:
             self._consumer.incremental_unassign([TopicPartition(topic, partition)])
         size = sum(map(len, run)) + RECORD_OVERHEAD_BYTES * len(records)
         return Chunk(topic, partition, records, size, done) if records or done else None
+
+    def _records(self, run: Sequence[Message]) -> list[LogRecord]:
+        """Tuples of a run's records, built column by column: no Python code runs for a single record."""
+        types, timestamps = zip(*map(Message.timestamp, run), strict=True)
+        return list(
+            zip(  # type: ignore[arg-type]
+                map(Message.offset, run),
+                types,
+                timestamps,
+                map(Message.key, run),
+                map(Message.value, run),
+                self._headers(run),
+                strict=True,
+            )
+        )
+
+    def _headers(self, run: Sequence[Message]) -> list[Headers | None]:
+        """Headers of a run's records; None also where the client library cannot give them.
+
+        It must be asked once only: a second call gives a list that crashes the interpreter.
+        """
+        headers: list[Headers | None] = []
+        rest = map(Message.headers, run)
+        while True:
+            try:
+                headers.extend(rest)  # type: ignore[arg-type]
+            except _UNREADABLE:
+                headers.append(None)
+                self.unreadable_headers += 1
+            else:
+                return headers
 
     def _raise_unless_passing(self, error: KafkaError, topic: str, partition: int | None) -> None:
         if error.code() in _PASSING or error.retriable():

@@ -131,6 +131,8 @@ def _print_report(report: "VerifyReport", skipped: "Sequence[str]") -> None:
         pairs["compacted on one side"] = str(report.superseded)
     if report.timestamp_types:
         pairs["LogAppendTime as CreateTime"] = str(report.timestamp_types)
+    if report.unreadable_headers:
+        pairs["headers not compared"] = f"{report.unreadable_headers} (names that are no UTF-8)"
     if skipped:
         pairs["topics left out"] = ", ".join(skipped)
     for group, reason in report.groups_skipped.items():

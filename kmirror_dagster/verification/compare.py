@@ -160,6 +160,7 @@ class _MirrorComparison:
             duplicates=self._counts.duplicates,
             superseded=self._counts.superseded,
             timestamp_types=self._counts.timestamp_types,
+            unreadable_headers=self._counts.unreadable_headers,
             duration_s=round(time.monotonic() - self._started, 3),
         )
 
@@ -304,6 +305,7 @@ class _MirrorComparison:
             Lockstep((source, destination), pairs, stall_s=self._limits.stall_s, deadline=self._deadline).run(
                 note
             )
+            self._counts.unreadable_headers += max(source.unreadable_headers, destination.unreadable_headers)
         return pairs
 
     def _moved(self, ranges: Mapping[Partition, LogRange]) -> dict[Partition, LogRange]:
@@ -370,6 +372,7 @@ class _Counts:
     duplicates: int = 0
     superseded: int = 0
     timestamp_types: int = 0
+    unreadable_headers: int = 0
 
     def add(self, finished: PartitionComparison) -> None:
         self.duplicates += finished.duplicates

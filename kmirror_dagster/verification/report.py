@@ -73,6 +73,8 @@ class VerifyReport(BaseModel):
             key stands on both; two clusters do not clean at the same time, so these are no differences.
         timestamp_types: records whose timestamp type is LogAppendTime at the source and CreateTime at the
             destination with the same value; brokers refuse LogAppendTime from a client.
+        unreadable_headers: records whose headers were not compared: a name in them is no UTF-8, and the client
+            library gives none of them then.
         duration_s: seconds the comparison took.
     """
 
@@ -89,6 +91,7 @@ class VerifyReport(BaseModel):
     duplicates: int = 0
     superseded: int = 0
     timestamp_types: int = 0
+    unreadable_headers: int = 0
     duration_s: float = 0.0
 
     @property

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
+from kafka import KafkaProducer
 
 from kmirror_dagster.broker.log_records import LogRange
 from kmirror_dagster.broker.reader import RangeReader
@@ -109,6 +110,31 @@ def test_odd_records_are_equal_to_themselves(clusters: Clusters, topic: str) -> 
     report = compare(clusters, topic)
     assert report.ok, report.differences
     assert report.records[Isolation.READ_COMMITTED] == len(ODD_RECORDS)
+
+
+class NotText(str):
+    """A header name that goes over the wire as bytes which are no UTF-8."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        return b"\xff\xfe"
+
+
+def test_header_names_that_are_no_text_are_told(clusters: Clusters, topic: str) -> None:
+    """Headers the client library cannot give are counted as not compared; the record itself is compared."""
+
+    def put(bootstrap: str) -> None:
+        client = KafkaProducer(bootstrap_servers=bootstrap)
+        client.send(topic, b"v", headers=[(NotText("x"), b"1")], partition=0, timestamp_ms=BASE_MS).get(30)
+        client.close()
+        produce(bootstrap, topic, records(3))
+
+    both(clusters, put)
+    report = compare(clusters, topic)
+    assert report.ok, report
+    assert report.unreadable_headers == 2  # at both levels
+    assert report.records[Isolation.READ_COMMITTED] == 4
 
 
 @pytest.mark.case("C01")
