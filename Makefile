@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml
 setup: $(VENV)/.installed
 
 demo: setup
-	@$(BIN)/python -m kmirror_dagster.sandbox.demo $(if $(CHECK),--check)
+	@$(BIN)/python -m kmirror_dagster.demo $(if $(CHECK),--check)
 
 test: setup
 	$(BIN)/python -m pytest tests -m 'not faults'

@@ -198,9 +198,18 @@ class Seeder:
 
     def _commit(self, group: str, offsets: Mapping[Partition, int]) -> None:
         positions = {key: CommittedOffset(offset) for key, offset in offsets.items()}
-        answers = self._admin.alter_group_offsets({group: positions})
-        _raise_first(answers.errors)
-        _raise_first(answers.values[group])
+        deadline = time.monotonic() + _READY_S
+        while True:
+            try:
+                answers = self._admin.alter_group_offsets({group: positions})
+                _raise_first(answers.errors)
+                _raise_first(answers.values[group])
+                break
+            except KmirrorError as error:
+                # a cluster this young may still be loading its group coordinators
+                if not error.retriable or time.monotonic() >= deadline:
+                    raise
+            time.sleep(_TICK_S)
         self._groups[group] = {**self._groups.get(group, {}), **offsets}
 
     def _consume_and_commit(self, group: str, topic: SeedTopic) -> None:

@@ -1,0 +1,1 @@
+"""From nothing to a verified mirror in Dagster: `make demo`."""
