@@ -1,0 +1,56 @@
+"""What is measured: the issue's five workloads, full size and quick."""
+
+from dataclasses import dataclass, replace
+
+PARTITIONS = 8
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One kind of data to mirror.
+
+    Attributes:
+        name: as on the command line.
+        records: data records at the source.
+        value_bytes: bytes of each record's value.
+        batch_records: records of one batch; for `eos`: of one transaction, spread over all partitions.
+        codec: compression of the batches.
+        transactional: whether the records are written in transactions.
+        delay_ms: one-way delay between source and mirror.
+        rate: records a second while measuring latency; 0: all are there before the mirror starts.
+    """
+
+    name: str
+    records: int
+    value_bytes: int
+    batch_records: int
+    codec: str = "none"
+    transactional: bool = False
+    delay_ms: float = 0.0
+    rate: int = 0
+
+    @property
+    def topic(self) -> str:
+        """Topic at the source; workloads of the same data share it."""
+        kind = "bulk" if self.name == "wan" else self.name
+        return f"bench-{kind}-{self.records}"
+
+    @property
+    def written(self) -> int:
+        """Data records that are really there: whole rounds of batches over all partitions."""
+        unit = self.batch_records * (1 if self.transactional else PARTITIONS)
+        return self.records // unit * unit
+
+
+FULL = {
+    each.name: each
+    for each in (
+        Workload("bulk", 2_000_000, 1_000, 64, codec="lz4"),
+        Workload("tiny", 1_000_000, 100, 1),
+        Workload("eos", 400_000, 1_000, 100, transactional=True),
+        Workload("latency", 60_000, 100, 1, rate=1_000),
+        Workload("wan", 2_000_000, 1_000, 64, codec="lz4", delay_ms=50.0),
+    )
+}
+_QUICK_RECORDS = {"bulk": 500_000, "tiny": 300_000, "eos": 100_000, "latency": 15_000, "wan": 500_000}
+QUICK = {name: replace(each, records=_QUICK_RECORDS[name]) for name, each in FULL.items()}
