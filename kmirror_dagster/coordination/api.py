@@ -298,4 +298,6 @@ async def _handed_on(service: NodeService, request: Request, leader: str | None)
         )
     except errors.NodeUnavailableError as error:
         return error_response(NotLeaderError(f"{error}; its work is being taken over"), leader=leader)
+    # who asks this node next is to see what it has just done by way of another one
+    await service.seen(answer.ends)
     return Response(answer.content, answer.status, media_type=answer.content_type)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from pydantic import SecretStr
 
 from kmirror_dagster.coordination.models import ErrorBody
+from kmirror_dagster.coordination.peers import FORWARDED_HEADER
 from kmirror_dagster.errors import ApiAuthenticationError, UsageError
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 MAX_BODY_BYTES = 1024 * 1024
+_FORWARDED = FORWARDED_HEADER.lower().encode()
 
 
 class _TooLargeError(Exception):
@@ -32,12 +34,21 @@ class HttpGuard:
     Args:
         app: what is guarded.
         token: compared in constant time with the bearer token of every request but those to `OPEN_PATHS`.
+        forwarded_headers: further headers of answers to requests that another node has handed on.
         max_body_bytes: longest body that is read, announced or not.
     """
 
-    def __init__(self, app: App, token: SecretStr, *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(
+        self,
+        app: App,
+        token: SecretStr,
+        *,
+        forwarded_headers: Callable[[], list[tuple[bytes, bytes]]] = list,
+        max_body_bytes: int = MAX_BODY_BYTES,
+    ) -> None:
         self._app = app
         self._token = token.get_secret_value().encode()
+        self._forwarded_headers = forwarded_headers
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +71,10 @@ class HttpGuard:
 
         async def counted_send(message: Message) -> None:
             nonlocal started
-            started = started or message["type"] == "http.response.start"
+            if message["type"] == "http.response.start":
+                started = True
+                if _FORWARDED in headers:
+                    message["headers"] = [*message.get("headers", ()), *self._forwarded_headers()]
             await send(message)
 
         try:

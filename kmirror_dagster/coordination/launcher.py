@@ -157,7 +157,11 @@ def _spawn(
     command = [sys.executable, "-m", "kmirror_dagster.coordination.node", "--detach"]
     command += ["--config", "-" if from_pipe else str(config), "--state-dir", str(directory.path)]
     command += ["--startup-wait", f"{wait_s:.1f}"]
-    document = json.dumps(_revealed(config.model_dump(by_alias=True, exclude_unset=True))).encode() if from_pipe else b""
+    document = (
+        json.dumps(_revealed(config.model_dump(by_alias=True, exclude_unset=True))).encode()
+        if from_pipe
+        else b""
+    )
     descriptor = os.open(directory.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         with subprocess.Popen(

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_INITIAL_S = 0.1
 _RETRY_CAP_S = 5.0
+_NOTABLE_DELAY_S = 0.5
 _VIEW_DEADLINE_S = 15.0
 # appends need no more connections than brokers, but each take-over waits for several answers in turn
 _CONCURRENT_TAKE_OVERS = 32
@@ -125,7 +126,10 @@ class Leadership:
                 async with self._take_overs:
                     shard = await self._take_over(partition, broken)
             except KmirrorError as error:
-                logger.warning("cannot lead coordinator partition %d yet: %s", partition, error)
+                # the first tries meet what is normal at a take-over: coordinators load, a former leader's
+                # transaction ends
+                level = logging.WARNING if delay > _NOTABLE_DELAY_S else logging.INFO
+                logger.log(level, "cannot lead coordinator partition %d yet: %s", partition, error)
             else:
                 self._shards[partition] = shard
                 self.take_overs_total += 1

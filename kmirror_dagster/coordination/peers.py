@@ -14,6 +14,8 @@ from pydantic import SecretStr, TypeAdapter, ValidationError
 from kmirror_dagster.errors import NodeUnavailableError
 
 FORWARDED_HEADER = "X-Kmirror-Forwarded"
+# how far the answering node's own coordinator partitions were written: "3=17,8=2"
+ENDS_HEADER = "X-Kmirror-Ends"
 FAN_OUT_DEADLINE_S = 2.0
 # longer than any verb waits by itself: an advance asked to wait, a refresh, a creation that asks both
 # clusters
@@ -27,11 +29,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A peer's answer as it came."""
+    """A peer's answer as it came.
+
+    Attributes:
+        ends: next offset of each coordinator partition the peer leads, as of its answer.
+    """
 
     status: int
     content: bytes
     content_type: str
+    ends: dict[int, int]
 
 
 class Peers:
@@ -67,9 +74,9 @@ class Peers:
             answer = await self._http.request(method, url, content=content, headers=headers, timeout=timeout)
         except httpx.TransportError as error:
             raise self._unavailable(endpoint, error) from error
-        return Forwarded(
-            answer.status_code, answer.content, answer.headers.get("content-type", "application/json")
-        )
+        kind = answer.headers.get("content-type", "application/json")
+        ends = decode_ends(answer.headers.get(ENDS_HEADER, ""))
+        return Forwarded(answer.status_code, answer.content, kind, ends)
 
     async def gather(
         self,
@@ -127,3 +134,14 @@ class Peers:
     def _unavailable(self, endpoint: str, error: Exception) -> NodeUnavailableError:
         self._dead_until[endpoint] = time.monotonic() + _DEAD_FOR_S
         return NodeUnavailableError(f"the node at {endpoint} does not answer: {type(error).__name__}")
+
+
+def encode_ends(ends: Mapping[int, int]) -> str:
+    """Value of `ENDS_HEADER`."""
+    return ",".join(f"{partition}={position}" for partition, position in sorted(ends.items()))
+
+
+def decode_ends(text: str) -> dict[int, int]:
+    """Read a value of `ENDS_HEADER`; what is malformed is nothing to wait for."""
+    pairs = (part.partition("=") for part in text.split(",") if part)
+    return {int(key): int(value) for key, _, value in pairs if key.isdigit() and value.isdigit()}

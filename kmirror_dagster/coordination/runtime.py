@@ -26,6 +26,7 @@ from kmirror_dagster.coordination.leadership import Identity
 from kmirror_dagster.coordination.metrics import MetricsExporter, MetricSources, NodeCounters
 from kmirror_dagster.coordination.models import NodeInfo
 from kmirror_dagster.coordination.pauses import PauseGuard
+from kmirror_dagster.coordination.peers import ENDS_HEADER, encode_ends
 from kmirror_dagster.coordination.probes import INTERVAL_S
 from kmirror_dagster.coordination.rooms import Rooms, Surroundings
 from kmirror_dagster.coordination.server import ApiServer
@@ -93,7 +94,7 @@ class NodeRuntime:
         self._guard = PauseGuard(settings.session_timeout_ms / 2000)
         self._counters = NodeCounters()
         self._exporter = MetricsExporter(self._metric_sources, self._counters)
-        app = HttpGuard(build_app(self._service, self), token)
+        app = HttpGuard(build_app(self._service, self), token, forwarded_headers=self._ends)
         self._server = ApiServer(app, listener, settings=settings)
         self._slow = ThreadPoolExecutor(_THREADS, thread_name_prefix="refresh")
         self._quick = ThreadPoolExecutor(_THREADS, thread_name_prefix="quick")
@@ -145,6 +146,11 @@ class NodeRuntime:
         if self._rooms is None or self._draining:
             raise NotLeaderError("this node is starting or ending: try again")
         return self._rooms.service
+
+    def _ends(self) -> list[tuple[bytes, bytes]]:
+        if self._rooms is None:
+            return []
+        return [(ENDS_HEADER.lower().encode(), encode_ends(self._rooms.service.ends()).encode())]
 
     # life
 

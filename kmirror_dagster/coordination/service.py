@@ -1,7 +1,8 @@
 """What the API answers: this node's own knowledge, completed by what the other nodes know."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import TypeAdapter
@@ -42,6 +43,7 @@ _REFS = TypeAdapter(list[PartitionRef])
 _WRITES = TypeAdapter(list[StateWrite])
 
 MAX_PAGE = 2_000
+_SEEN_DEADLINE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,17 @@ class NodeService:
         self._destination_cluster_id = destination_cluster_id
         self._now_ms = now_ms
         self._statuses = StatusReader(parts.view, parts.partitions, parts.refreshes, parts.prober)
+
+    def ends(self) -> dict[int, int]:
+        """Next offset of each coordinator partition led here."""
+        view = self._view
+        return {p: view.position(p) for p in range(view.count) if self._shard_of(p) is not None}
+
+    async def seen(self, ends: Mapping[int, int]) -> None:
+        """Wait, for moments at most, until this node has read what another one had written."""
+        reached = [self._view.reached(p, end) for p, end in ends.items() if 0 <= p < self._view.count]
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*reached), _SEEN_DEADLINE_S)
 
     # who leads
 
