@@ -20,7 +20,7 @@ from kafka.protocol.producer.transaction import (
 from kmirror_dagster.broker import codes
 from kmirror_dagster.broker.codes import broker_error
 from kmirror_dagster.broker.wire import TopicPartition, WireCluster
-from kmirror_dagster.errors import ConnectionLostError, DeadlineError, FencedError
+from kmirror_dagster.errors import FencedError, KmirrorError
 
 _COORDINATOR_MOVED = frozenset(
     {codes.COORDINATOR_LOAD_IN_PROGRESS, codes.COORDINATOR_NOT_AVAILABLE, codes.NOT_COORDINATOR}
@@ -150,9 +150,11 @@ class TransactionalProducer:
                     request, version=connection.version(request.API_KEY, highest), deadline_s=deadline_s
                 )
                 code = code_of(answer)
-            except (ConnectionLostError, DeadlineError):
+            except KmirrorError as error:
+                # also while the coordinator cannot be looked up: at an id's first use on a new cluster the
+                # brokers create the topic it is kept in
                 self._cluster.forget_coordinator(self.transactional_id)
-                if time.monotonic() > end:
+                if not error.retriable or time.monotonic() > end:
                     raise
                 code = codes.COORDINATOR_NOT_AVAILABLE
             if code in _COORDINATOR_MOVED:
