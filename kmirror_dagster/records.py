@@ -200,7 +200,7 @@ def decode(key: bytes, value: bytes) -> Record:
     try:
         document = json.loads(value)
         version = document.get("v") if isinstance(document, dict) else None
-        if not isinstance(version, int) or not 1 <= version <= cls.VERSION:
+        if type(version) is not int or not 1 <= version <= cls.VERSION:
             raise RecordCorruptError(
                 f"record {parts} has schema version {version!r}, readable: 1..{cls.VERSION}"
             )

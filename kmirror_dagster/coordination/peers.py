@@ -47,12 +47,16 @@ class Peers:
     Args:
         token: API token, shared by the nodes of a group.
         ca: PEM file that verifies `https` endpoints; None for the system's authorities.
+        transport: what carries the calls; the network when not given.
     """
 
-    def __init__(self, token: SecretStr, *, ca: Path | None = None) -> None:
+    def __init__(
+        self, token: SecretStr, *, ca: Path | None = None, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
         verify = ssl.create_default_context(cafile=ca)
         self._http = httpx.AsyncClient(
             verify=verify,
+            transport=transport,
             trust_env=False,
             headers={"Authorization": f"Bearer {token.get_secret_value()}", FORWARDED_HEADER: "1"},
             limits=httpx.Limits(max_connections=100, max_keepalive_connections=20),
