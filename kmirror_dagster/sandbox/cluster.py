@@ -14,7 +14,7 @@ from rich.console import Console
 
 from kmirror_dagster.errors import SandboxError
 from kmirror_dagster.sandbox import jars, storage
-from kmirror_dagster.sandbox.plan import ClusterPlan, choose_ports, new_cluster_id
+from kmirror_dagster.sandbox.plan import ClusterPlan, choose_ports, random_uuid
 from kmirror_dagster.sandbox.ports import PortClaim, require_free
 from kmirror_dagster.sandbox.probe import await_ready, first_error
 from kmirror_dagster.sandbox.processes import BrokerProcess
@@ -226,7 +226,7 @@ class SandboxCluster:
             shutil.rmtree(self.home)
         self.home.mkdir(parents=True)
         names = tuple(listener.name for listener in self._listeners())
-        plan = ClusterPlan(name=self.name, cluster_id=new_cluster_id(), ports=())
+        plan = ClusterPlan(name=self.name, cluster_id=random_uuid(), ports=())
         for attempt in range(1, _PORT_TRIES + 1):
             with PortClaim() as claim:
                 plan = plan.model_copy(update={"ports": choose_ports(claim, self._size, names)})
