@@ -12,6 +12,7 @@ from typing import Any
 from kmirror_dagster.errors import ReplicationError
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.records import PartitionRecord
+from kmirror_dagster.replication.budget import Budget
 from kmirror_dagster.replication.link import MirrorLink
 from kmirror_dagster.settings import (
     ClusterSettings,
@@ -37,7 +38,7 @@ async def mirror(job: dict[str, Any]) -> None:
         policies=PolicySettings(),
     )
     budget = NodeSettings(destination=settings.destination).memory_budget_bytes
-    link = MirrorLink(settings, node_id="bench", memory_budget=budget, transactional_prefix="kmirror")
+    link = MirrorLink(settings, node_id="bench", budget=Budget(budget), transactional_prefix="kmirror")
 
     def failed(error: ReplicationError) -> None:
         logging.error("failed: %s", error)

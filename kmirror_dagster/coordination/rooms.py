@@ -28,11 +28,11 @@ from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.metadata.refresh import Refresher
 from kmirror_dagster.metadata.release import release
 from kmirror_dagster.records import STATE_TOPIC, MirrorRecord
+from kmirror_dagster.replication.budget import Budget
 from kmirror_dagster.replication.link import MirrorLink
 from kmirror_dagster.settings import ClusterSettings, NodeSettings, mirror_from_document
 
 _RELEASE_DEADLINE_S = 30.0
-_MIN_LINK_BUDGET = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class Rooms:
         settings = around.settings
         rng = random.Random()  # noqa: S311 - jitter, not secrets
         self._around = around
+        self._budget = Budget(around.settings.memory_budget_bytes)
         self.view = view
         self.log = StateLog(settings.destination, STATE_TOPIC, transactional_prefix=settings.group_id)
         self.leadership = Leadership(
@@ -133,12 +134,10 @@ class Rooms:
     def _link(self, record: MirrorRecord) -> Link:
         mirror = mirror_from_document(record.document, self._around.environ)
         settings = self._around.settings
-        # the budget is the node's: each mirror known now gets its share, a small one at least
-        share = settings.memory_budget_bytes // max(1, len(self.view.mirrors))
         return MirrorLink(
             mirror,
             node_id=self._around.identity.node_id,
-            memory_budget=max(share, _MIN_LINK_BUDGET),
+            budget=self._budget,
             transactional_prefix=settings.group_id,
             state_partitions=self.view.count,
             may_send=self._around.guard.is_sure,

@@ -17,10 +17,11 @@ from kmirror_dagster.errors import KmirrorError, ReplicationError
 from kmirror_dagster.records import DEFAULT_STATE_PARTITIONS, PartitionRecord, partition_owner
 from kmirror_dagster.replication.alignment import Alignment, RecreatedError, align, destination_end
 from kmirror_dagster.replication.appender import DestinationAppender
+from kmirror_dagster.replication.budget import Budget
 from kmirror_dagster.replication.copier import Copier, Phase, Sequence
 from kmirror_dagster.replication.driver import GIVE_UP_AFTER_S, CopierDriver
 from kmirror_dagster.replication.progress import Progress
-from kmirror_dagster.replication.reader import Budget, SourceReader
+from kmirror_dagster.replication.reader import SourceReader
 from kmirror_dagster.settings import MirrorSettings
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class MirrorLink:
     Args:
         settings: the mirror.
         node_id: of this node, for logs.
-        memory_budget: bytes that may be held in receive buffers.
+        budget: receive buffers of the node, shared by its links.
         transactional_prefix: what the transactional ids of this mirror begin with; the nodes of a group share it.
         state_partitions: partition count of the state topic.
         may_send: asked before every write; False while this node is not sure to be the owner.
@@ -62,7 +63,7 @@ class MirrorLink:
         settings: MirrorSettings,
         *,
         node_id: str,
-        memory_budget: int,
+        budget: Budget,
         transactional_prefix: str,
         state_partitions: int = DEFAULT_STATE_PARTITIONS,
         may_send: Callable[[], bool] = lambda: True,
@@ -74,7 +75,7 @@ class MirrorLink:
         self._prefix = f"{transactional_prefix}-{settings.mirror}"
         self._state_partitions = state_partitions
         self._may_send = may_send
-        self._budget = Budget(memory_budget)
+        self._budget = budget
         self._copiers: dict[TopicPartition, Copier] = {}
         self._readers: dict[int, SourceReader] = {}
         self._appenders: dict[int, DestinationAppender] = {}

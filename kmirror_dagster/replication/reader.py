@@ -16,6 +16,7 @@ from kmirror_dagster.errors import (
     ReplicationError,
     UnsupportedDataError,
 )
+from kmirror_dagster.replication.budget import Budget
 from kmirror_dagster.replication.copier import Copier, Lease, Phase
 
 log = logging.getLogger(__name__)
@@ -29,32 +30,6 @@ _BACKOFF_FIRST_S = 0.05
 _BACKOFF_CAP_S = 1.0
 _MAX_ANSWER_WAIT_S = 30.0
 _TOPIC_CHANGED = frozenset({codes.UNKNOWN_TOPIC_ID, codes.INCONSISTENT_TOPIC_ID})
-
-
-class Budget:
-    """Bytes a mirror may hold in receive buffers; readers wait while it is used up."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self._free = asyncio.Event()
-        self._free.set()
-
-    def take(self, size: int) -> None:
-        """Count a received answer."""
-        self.used += size
-        if self.used >= self.limit:
-            self._free.clear()
-
-    def give(self, size: int) -> None:
-        """Count a buffer that came back."""
-        self.used -= size
-        if self.used < self.limit:
-            self._free.set()
-
-    async def wait(self) -> None:
-        """Wait until there is room."""
-        await self._free.wait()
 
 
 class SourceReader:

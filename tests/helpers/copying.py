@@ -8,6 +8,7 @@ from typing import TypeVar
 from kmirror_dagster.errors import ReplicationError
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.records import PartitionRecord
+from kmirror_dagster.replication.budget import Budget
 from kmirror_dagster.replication.link import MirrorLink
 from kmirror_dagster.settings import ClusterSettings, FilterSettings, MirrorSettings, PolicySettings
 from tests.helpers.kafka import READ_COMMITTED, READ_UNCOMMITTED, consume, log_range
@@ -33,7 +34,7 @@ class Copying:
 
     def __init__(self, settings: MirrorSettings, *, memory_budget: int = 64 << 20, owner: int = 1) -> None:
         self.link = MirrorLink(
-            settings, node_id="test", memory_budget=memory_budget, transactional_prefix="kmirror-test"
+            settings, node_id="test", budget=Budget(memory_budget), transactional_prefix="kmirror-test"
         )
         self.mirror = settings.mirror
         self.failures: dict[tuple[str, int], ReplicationError] = {}
