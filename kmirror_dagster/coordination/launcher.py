@@ -23,6 +23,7 @@ from kmirror_dagster.settings.references import escape_references
 
 _POLL_S = 0.05
 _KILL_GRACE_S = 2.0
+_REASON_GRACE_S = 10.0
 # interpreter start and imports of the child, before it has forked itself off
 _FORK_DEADLINE_S = 60.0
 
@@ -69,7 +70,7 @@ def start_node(
     Args:
         state_dir: directory of the node; made when missing.
         config: node document, or settings handed over through a pipe (nothing of them is written down).
-        wait_s: longest wait for readiness; a node that is not ready then is ended again.
+        wait_s: longest wait for readiness; a node that is not ready 10 s later is ended again.
         environ: variables of the node's process; None for this process's.
 
     Raises:
@@ -77,7 +78,8 @@ def start_node(
         SettingsError, PortInUseError, ClusterUnreachableError, AuthenticationError: the node's own reason.
         DeadlineError: when it was not ready in time.
     """
-    deadline = time.monotonic() + wait_s
+    # a node that waits for its cluster gives up by itself, and says why a moment later
+    deadline = time.monotonic() + wait_s + _REASON_GRACE_S
     directory = StateDirectory(state_dir)
     running = directory.read_endpoint()
     if running is not None:

@@ -76,6 +76,7 @@ class RefreshCoordinator:
         for mirror in tuple(self._view.mirrors):
             if self._view.mirror_owner(mirror) == coordinator_partition:
                 self._ensure(mirror)
+                self.request(mirror)  # one that runs already may not have been able to store its outcome
 
     async def losing(self, coordinator_partitions: frozenset[int]) -> None:
         """End the loops of mirrors that other nodes lead from now on."""
