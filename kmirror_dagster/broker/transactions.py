@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 from kafka.protocol.producer.transaction import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
@@ -27,6 +28,7 @@ _COORDINATOR_MOVED = frozenset(
 )
 _LONGEST_TIMEOUT_MS = 900_000  # default of the broker's transaction.max.timeout.ms
 _INVALID_TRANSACTION_TIMEOUT = 50
+_ONGOING = "Ongoing"
 
 
 async def new_producer_id(cluster: WireCluster) -> tuple[int, int]:
@@ -81,6 +83,31 @@ class TransactionalProducer:
             answer = await attempt(60_000)
         self._check(answer.error_code, "starting")
         self.producer_id, self.producer_epoch = answer.producer_id, answer.producer_epoch
+
+    async def left_open(self, partition: TopicPartition, *, deadline_s: float = 30.0) -> bool:
+        """Take the identity of a transaction that the former user left open with a partition in it.
+
+        Starting instead would abort that transaction, whose marker would take an offset of the partition. Needs
+        DESCRIBE on the transactional id (DescribeTransactions, KIP-664).
+
+        Returns:
+            Whether there is one.
+        """
+        answer = await self._ask(
+            lambda: DescribeTransactionsRequest(transactional_ids=[self.transactional_id]),
+            deadline_s,
+            highest=0,
+            code_of=lambda answer: answer.transaction_states[0].error_code,
+        )
+        state = answer.transaction_states[0]
+        if state.error_code == codes.TRANSACTIONAL_ID_NOT_FOUND:
+            return False
+        self._check(state.error_code, "describing")
+        held = {(entry.topic, index) for entry in state.topics for index in entry.partitions}
+        if state.transaction_state != _ONGOING or partition not in held:
+            return False
+        self.inherit(state.producer_id, state.producer_epoch)
+        return True
 
     def inherit(self, producer_id: int, producer_epoch: int) -> None:
         """Go on under an identity the former user left with an open transaction."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from kmirror_dagster.broker import codes
+from kmirror_dagster.broker.batches import next_sequence
 from kmirror_dagster.broker.fetch import FetchedPartition
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, WireCluster, retrying
@@ -105,7 +106,7 @@ class CopierDriver:
         try:
             self._assure_ownership()
             if isinstance(step, Append):
-                await self._open_transaction(copier)
+                await self._open_transaction(copier, step.start)
             elif isinstance(step, Marker) and copier.transaction_open and copier.transaction is not None:
                 await copier.transaction.abort()
                 await self._await_end(copier, step.end)
@@ -144,21 +145,41 @@ class CopierDriver:
                 )
             )
 
-    async def _open_transaction(self, copier: Copier) -> None:
+    async def _open_transaction(self, copier: Copier, start: int) -> None:
+        """Open the own transaction that records from offset `start` on are aborted in."""
         if copier.transaction is None:
             copier.transaction = TransactionalProducer(self._destination, self.transactional_id(*copier.key))
         # each run of this owner begins with a bumped epoch unless its own producer is still the newest one
         if not copier.transaction.ready or copier.aborting is None:
+            if await copier.transaction.left_open(copier.key):
+                await self._inherit_empty(copier, copier.transaction)
+                return
             await copier.transaction.start()
             copier.aborting = Sequence(copier.transaction.producer_id, copier.transaction.producer_epoch)
+            reached = (await self._destination.list_offsets([copier.key], LATEST))[copier.key].value()
+            if reached != start:
+                # a former owner opened one in the same moment, and its forced marker is in the log now
+                raise KmirrorError(f"{copier.name}: the destination ends at {reached} instead of {start}")
         await copier.transaction.add_partitions([copier.key])
         copier.transaction_open = True
+
+    async def _inherit_empty(self, copier: Copier, transaction: TransactionalProducer) -> None:
+        """Go on with a transaction the former owner opened and wrote nothing in."""
+        known = await self._destination.producers(*copier.key)
+        identity = (transaction.producer_id, transaction.producer_epoch)
+        # the same identity may have ended transactions here before
+        last = [p.last_sequence for p in known if (p.producer_id, p.producer_epoch) == identity]
+        copier.aborting = Sequence(*identity, next_sequence(last[0], 1) if last and last[0] >= 0 else 0)
+        copier.transaction_open = True
+        copier.inherited = True
 
     def inherit(self, copier: Copier, state: ProducerState) -> None:
         """Go on with a transaction the former owner left open, under its identity."""
         copier.transaction = TransactionalProducer(self._destination, self.transactional_id(*copier.key))
         copier.transaction.inherit(state.producer_id, state.producer_epoch)
-        copier.aborting = Sequence(state.producer_id, state.producer_epoch, state.last_sequence + 1)
+        copier.aborting = Sequence(
+            state.producer_id, state.producer_epoch, next_sequence(state.last_sequence, 1)
+        )
         copier.transaction_open = True
         copier.inherited = True
 
