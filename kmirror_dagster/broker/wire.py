@@ -93,6 +93,7 @@ class WireCluster:
         self._brokers: dict[int, tuple[str, int]] = {}
         self._leaders: dict[TopicPartition, Leader] = {}
         self._topics: set[str] = set()
+        self._read: frozenset[str] = frozenset()
         self._connections: dict[tuple[int, str], Connection] = {}
         self._opening: dict[tuple[int, str], asyncio.Lock] = {}
         self._coordinators: dict[str, int] = {}
@@ -185,13 +186,13 @@ class WireCluster:
     async def refresh(self, topics: Iterable[str] = (), *, force: bool = False) -> None:
         """Read brokers and leaders again, of all topics asked for so far; one request for concurrent callers."""
         asked = time.monotonic()
-        fresh = set(topics) - self._topics
-        self._topics |= fresh
+        wanted = set(topics)
+        self._topics |= wanted
         async with self._refreshing:
-            if self._refreshed > asked and not fresh:
-                return  # somebody else's refresh began after we were called
+            if self._refreshed > asked and wanted <= self._read:
+                return  # somebody else's refresh began after we were called, and asked for our topics too
             wait = self._refreshed + _METADATA_MIN_AGE_S - time.monotonic()
-            if wait > 0 and not fresh and not force:
+            if wait > 0 and wanted <= self._read and not force:
                 await asyncio.sleep(wait)
             began = time.monotonic()
             await self._read_metadata()
@@ -201,6 +202,7 @@ class WireCluster:
         connection = await self._any()
         kind = MetadataRequest
         names = sorted(self._topics)
+        self._read = frozenset(names)
         request = kind(
             topics=[kind.MetadataRequestTopic(name=name, topic_id=UUID(int=0)) for name in names],
             allow_auto_topic_creation=False,
@@ -208,7 +210,6 @@ class WireCluster:
         answer = await connection.call(request, deadline_s=_CALL_DEADLINE_S)
         self.cluster_id = answer.cluster_id
         self._brokers = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
-        self._topics.intersection_update(names)
         leaders: dict[TopicPartition, Leader] = {}
         for topic in answer.topics:
             topic_id = getattr(topic, "topic_id", None)
