@@ -1,0 +1,145 @@
+"""Copying that is broken at a chosen point, and goes on as a node would: again, or by another owner."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kmirror_dagster.errors import ReplicationError
+from kmirror_dagster.replication.link import MirrorLink
+from kmirror_dagster.settings import ClusterSettings, MirrorSettings, PolicySettings
+from tests.conftest import Clusters
+from tests.helpers.copying import Copying
+from tests.helpers.proxy import Fault
+
+Prepare = Callable[[Copying], None]
+
+
+def proxied_settings(
+    clusters: Clusters, mirror: str, client: str, policies: PolicySettings | None = None
+) -> MirrorSettings:
+    """Settings of a mirror whose traffic passes both proxies under a client id of its own."""
+    return MirrorSettings(
+        mirror=mirror,
+        source=ClusterSettings(bootstrap_servers=(clusters.source_proxy.bootstrap,), client_id=client),
+        destination=ClusterSettings(
+            bootstrap_servers=(clusters.destination_proxy.bootstrap,), client_id=client
+        ),
+        policies=policies or PolicySettings(),
+    )
+
+
+async def crash(copying: Copying) -> None:
+    """End a link as a killed process would: nothing more is sent, nothing is put in order."""
+    link = copying.link
+    for cluster in (link.source, link.destination):
+        cluster._closed = True
+    for _ in range(3):  # what is cancelled may begin something else once
+        tasks = _tasks(link)
+        for task in tasks:
+            task.cancel()
+        for cluster in (link.source, link.destination):
+            for connection in list(cluster._connections.values()):
+                connection.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _tasks(link: MirrorLink) -> list["asyncio.Task[None]"]:
+    workers = [*link._readers.values(), *link._appenders.values()]
+    if link._driver._markers is not None:
+        workers.append(link._driver._markers)  # type: ignore[arg-type]
+    return [*link._tasks, link._housekeeper, *(worker._task for worker in workers)]
+
+
+@dataclass
+class Attempt:
+    """What became of copying one partition.
+
+    Attributes:
+        failures: reasons it became FAILED for, and was retried, as a node does.
+        resyncs: times the destination's log end was read again.
+    """
+
+    failures: list[str] = field(default_factory=list)
+    resyncs: int = 0
+
+
+async def copy_through(
+    copying: Copying,
+    tp: tuple[str, int],
+    end: int,
+    attempt: Attempt,
+    *,
+    deadline_s: float = 40.0,
+    until: Callable[[], bool] = lambda: False,
+) -> None:
+    """Copy up to an offset; failures that time may heal are retried, others end it.
+
+    Args:
+        until: ends it earlier.
+    """
+    limit = time.monotonic() + deadline_s
+    while not until():
+        try:
+            await _begin(copying, tp, until)
+            await copying.until(
+                lambda: until() or _reached(copying, tp, end), max(limit - time.monotonic(), 0.1)
+            )
+        except ReplicationError as error:
+            attempt.failures.append(str(error))
+            if not error.retriable or time.monotonic() > limit:
+                raise
+            await asyncio.sleep(0.05)
+            continue
+        finally:
+            progress = copying.link.progress(*tp)
+            attempt.resyncs += progress.resyncs_total if progress is not None else 0
+        return
+
+
+async def _begin(copying: Copying, tp: tuple[str, int], until: Callable[[], bool]) -> None:
+    beginning = asyncio.ensure_future(copying.begin(*tp))
+    while not beginning.done():
+        if until():
+            beginning.cancel()
+            await asyncio.gather(beginning, return_exceptions=True)
+            return
+        await asyncio.wait([beginning], timeout=0.01)
+    beginning.result()
+
+
+def _reached(copying: Copying, tp: tuple[str, int], end: int) -> bool:
+    progress = copying.link.progress(*tp)
+    return progress is not None and progress.destination_end >= end
+
+
+async def copy_with_fault(
+    clusters: Clusters,
+    mirror: str,
+    tp: tuple[str, int],
+    end: int,
+    fault: Fault,
+    *,
+    crashes: bool,
+    prepare: Prepare = lambda _: None,
+) -> Attempt:
+    """Copy a partition while a fault is armed; when it is a crash, another owner finishes the work."""
+    attempt = Attempt()
+    first = Copying(proxied_settings(clusters, mirror, f"{mirror}-first"), owner=1)
+    prepare(first)
+    try:
+        await copy_through(first, tp, end, attempt, until=fault.hit.is_set if crashes else lambda: False)
+        if not crashes:
+            await first.link.close()
+            return attempt
+    finally:
+        await crash(first)
+    second = Copying(proxied_settings(clusters, mirror, f"{mirror}-second"), owner=2)
+    prepare(second)
+    second.records = dict(first.records)  # as they were stored
+    try:
+        await copy_through(second, tp, end, attempt)
+        await second.link.close()
+    finally:
+        await crash(second)
+    return attempt
