@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _PAUSE_TICK_S = 0.2
-_IDENTITY_INTERVAL_S = 30.0
+_IDENTITY_INTERVAL_S = 10.0
 _LOAD_DEADLINE_S = 120.0
 _THREADS = 8
 # part of a drain that is kept for leaving the group and closing connections
