@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from bench.errors import BenchError
 from bench.workloads import PARTITIONS, Workload
 from kmirror_dagster.broker import batches, codecs, produce
-from kmirror_dagster.broker.connection import Connection
+from kmirror_dagster.broker.connection import Connection, Frame
 from kmirror_dagster.broker.wire import WireCluster
 from kmirror_dagster.settings import ClusterSettings
 
@@ -69,7 +69,7 @@ async def write_batches(
         connection = await cluster.connection(leader.node_id, "produce")
         rounds = workload.records // (workload.batch_records * PARTITIONS)
         began = time.monotonic()
-        waiting: asyncio.Queue[asyncio.Future] = asyncio.Queue(in_flight)
+        waiting: asyncio.Queue[asyncio.Future[Frame]] = asyncio.Queue(in_flight)
 
         async def settle() -> None:
             for _ in range(rounds):
@@ -93,7 +93,7 @@ async def write_batches(
         await cluster.close()
 
 
-def _send(connection: Connection, topic: str, ready: list[bytes], number: int) -> "asyncio.Future":
+def _send(connection: Connection, topic: str, ready: list[bytes], number: int) -> "asyncio.Future[Frame]":
     appends = [
         produce.Append(topic, partition, ready[(number * PARTITIONS + partition) % len(ready)])
         for partition in range(PARTITIONS)
