@@ -1,7 +1,7 @@
 """Commands about the local node: start, stop, status."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -33,6 +33,12 @@ def start(
         ),
     ] = None,
     state_dir: StateDirOption = None,
+    foreground: Annotated[
+        bool,
+        typer.Option(
+            "--foreground", help="Run it in this process, as a supervisor wants it; ends with INT or TERM."
+        ),
+    ] = False,
     timeout: TimeoutOption = 60.0,
     json: JsonOption = False,
 ) -> None:
@@ -52,6 +58,8 @@ def start(
         remedy = "name another one with --config" if config else "name the node's settings with --config FILE"
         raise UsageError(f"{file}: no such file; {remedy}")
     load_node(file)  # refused here rather than by a process that ends at once
+    if foreground:
+        _become_node(directory, file, timeout)
     with busy(f"starting a node on {directory}"):
         node = start_node(directory, file, wait_s=timeout)
     if session.json or json:
@@ -102,6 +110,16 @@ def status(ctx: typer.Context, state_dir: StateDirOption = None, json: JsonOptio
     )
     for record in node.quarantined_records:
         typer.echo(f"quarantined record: {record}")
+
+
+def _become_node(directory: Path, config: Path, startup_wait_s: float) -> NoReturn:
+    """Replace this process by the node: signals reach it, and nothing of the command line stays in memory."""
+    import os
+    import sys
+
+    command = [sys.executable, "-m", "kmirror_dagster.coordination.node", "--config", str(config)]
+    command += ["--state-dir", str(directory), "--startup-wait", str(startup_wait_s)]
+    os.execv(command[0], command)  # noqa: S606
 
 
 def _directory(session: "Session", state_dir: Path | None) -> Path:

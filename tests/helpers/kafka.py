@@ -219,11 +219,19 @@ def log_range(bootstrap: str, topic: str, partition: int = 0) -> tuple[int, int]
 def commit_offsets(bootstrap: str, group: str, offsets: Sequence[tuple[str, int, int]]) -> None:
     """Set committed offsets (topic, partition, offset) of a group without members."""
     partitions = [TopicPartition(*each) for each in offsets]
-    request = ConsumerGroupTopicPartitions(group, partitions)
     client = admin(bootstrap)
-    result = client.alter_consumer_group_offsets([request])[group].result(DEADLINE_S)
-    failed = [each for each in result.topic_partitions if each.error is not None]
-    assert not failed, failed
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        request = ConsumerGroupTopicPartitions(group, partitions)
+        result = client.alter_consumer_group_offsets([request])[group].result(DEADLINE_S)
+        errors = [each.error for each in result.topic_partitions if each.error is not None]
+        if not errors:
+            return
+        # a new cluster's group coordinator moves in after the first request for it
+        moving = (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
+        passing = all(error.code() in moving for error in errors)
+        assert passing and time.monotonic() < deadline, errors
+        time.sleep(0.1)
 
 
 def committed_offsets(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
