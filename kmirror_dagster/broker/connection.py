@@ -45,17 +45,24 @@ _IOV_LIMIT = 512
 
 @dataclass(frozen=True)
 class Frame:
-    """Body of one answer (behind the size field); `lease` is what `BufferPool.release` takes back."""
+    """Body of one answer (behind the size field).
+
+    Attributes:
+        view: the bytes.
+        lease: what `BufferPool.release` takes back.
+        began: when its first bytes came, monotonic seconds.
+    """
 
     view: memoryview
     lease: bytearray | None = None
+    began: float = 0.0
 
 
 @dataclass
 class BufferPool:
     """Reuses the receive buffers of large answers; a fresh 16 MiB buffer costs thousands of page faults."""
 
-    keep: int = 8
+    keep: int = 16
     free: list[bytearray] = field(default_factory=list[bytearray])
 
     def acquire(self, size: int) -> bytearray:
@@ -103,6 +110,7 @@ class Connection:
         self._staged = 0
         self._body: bytearray | None = None
         self._body_view: memoryview | None = None
+        self._body_began = 0.0
         self._body_size = 0
         self._body_read = 0
         self._out: deque[memoryview] = deque()
@@ -387,6 +395,7 @@ class Connection:
         self._body = self._pool.acquire(size)
         self._body_view = memoryview(self._body)
         self._body_view[:available] = self._staging_view[start : start + available]
+        self._body_began = time.monotonic()
         self._body_size = size
         self._body_read = available
         self._staged = 0
@@ -396,7 +405,7 @@ class Connection:
         self._body = self._body_view = None
         assert body is not None  # noqa: S101 - set together with the view
         assert view is not None  # noqa: S101 - checked by the caller
-        self._deliver(Frame(view[:size], body))
+        self._deliver(Frame(view[:size], body, self._body_began))
 
     def _deliver(self, frame: Frame) -> None:
         self.last_used = time.monotonic()

@@ -108,6 +108,7 @@ class Copier:
     generation: int = 0
     queue: deque[Queued] = field(default_factory=deque[Queued])
     queued_bytes: int = 0
+    last_take: int = 0
     transaction: TransactionalProducer | None = None
     transaction_open: bool = False
     aborting: Sequence | None = None
@@ -148,7 +149,7 @@ class Copier:
     @property
     def wants_more(self) -> bool:
         """Whether more should be fetched now."""
-        return self.phase is Phase.RUNNING and self.queued_bytes < QUEUE_BYTES
+        return self.phase is Phase.RUNNING and self.queued_bytes < max(QUEUE_BYTES, self.last_take // 2)
 
     def position(self, max_bytes: int) -> FetchPosition:
         """What to fetch next."""
@@ -171,6 +172,7 @@ class Copier:
         self.meter.source_end(time.monotonic(), fetched.high_watermark)
         if not len(fetched.records) or asked_offset != self.planned:
             return
+        self.last_take = len(fetched.records)
         for step in plan(fetched.records, self.planned, fetched.aborted, joined_bytes=self.joined_bytes):
             self.queue.append(Queued(step, lease))
             lease.hold()

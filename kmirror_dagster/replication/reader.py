@@ -24,8 +24,12 @@ log = logging.getLogger(__name__)
 _MAX_WAIT_MS = 500
 # with partitions held back by back-pressure the answer must not be waited for long: they may want more soon
 _HURRIED_WAIT_MS = 20
-_ANSWER_BYTES = 16 * 1024 * 1024
 _PARTITION_BYTES = 1024 * 1024
+# An answer takes a round trip to come. Over a long way more is asked for at once, or the way stays empty between.
+_MOST_PARTITION_BYTES = 8 * 1024 * 1024
+_ANSWER_PARTITIONS = 8
+_LONG_WAY_S = 0.03
+_SHORT_WAY_S = 0.01
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_CAP_S = 1.0
 _MAX_ANSWER_WAIT_S = 30.0
@@ -69,6 +73,7 @@ class SourceReader:
         self._session = FetchSession()
         self._wake = asyncio.Event()
         self._backoff = _BACKOFF_FIRST_S
+        self._partition_bytes = _PARTITION_BYTES
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"reader-{node_id}")
 
     def add(self, copier: Copier) -> None:
@@ -139,10 +144,22 @@ class SourceReader:
             client_id=self._cluster.settings.client_id,
             max_wait_ms=_HURRIED_WAIT_MS if self._held_back else _MAX_WAIT_MS,
             min_bytes=1,
-            max_bytes=_ANSWER_BYTES,
+            max_bytes=self._partition_bytes * _ANSWER_PARTITIONS,
         )
+        asked = time.monotonic()
         frame = await self._exchange(connection, correlation_id, request)
+        self._adapt(frame, asked)
         self._handle(frame, version)
+
+    def _adapt(self, frame: Frame, asked: float) -> None:
+        """Choose how much to ask for by how long the first byte of a full answer took."""
+        if len(frame.view) < self._partition_bytes // 2:
+            return  # not limited by what was asked for
+        way = frame.began - asked
+        if way > _LONG_WAY_S:
+            self._partition_bytes = min(self._partition_bytes * 2, _MOST_PARTITION_BYTES)
+        elif way < _SHORT_WAY_S:
+            self._partition_bytes = max(self._partition_bytes // 2, _PARTITION_BYTES)
 
     def _changes(self) -> tuple[dict[TopicPartition, FetchPosition], list[TopicPartition]]:
         if self._session.is_new:
@@ -155,7 +172,7 @@ class SourceReader:
             copier = self._copiers.get(tp)
             if copier is not None and copier.wants_more:
                 self._held_back.discard(tp)
-                position = copier.position(_PARTITION_BYTES)
+                position = copier.position(self._partition_bytes)
                 if sent.get(tp) != position:
                     changed[tp] = position
                 continue
