@@ -21,7 +21,15 @@ from kmirror_dagster.sandbox.cluster import SandboxCluster
 from kmirror_dagster.sandbox.properties import INTERNAL, Protocol
 from kmirror_dagster.sandbox.security import ClusterSecurity, User
 from tests.conftest import Clusters
-from tests.helpers.kafka import Record, commit_offsets, create_topic, produce
+from tests.helpers.kafka import (
+    Record,
+    commit_offsets,
+    committed_offsets,
+    create_topic,
+    log_range,
+    produce,
+    produce_transaction,
+)
 from tests.helpers.waiting import unique_name, wait_until
 
 pytestmark = pytest.mark.integration
@@ -188,6 +196,33 @@ def test_a_mirror_from_create_to_delete(bench: Bench, topic: str) -> None:
     assert bench.ok("stop", name, "--json").json["states"] == {"STOPPED": 2}
     assert bench.ok("delete", name).code == 0
     assert name not in bench.ok("list").out
+
+
+@pytest.mark.case("C10")
+def test_a_commit_marker_at_the_tail_is_no_lag(bench: Bench) -> None:
+    """A log that ends with a commit marker is caught up: lag 0, stopped at once, group offsets as they were."""
+    name, topic = unique_name("mirror"), unique_name("cli")
+    groups = [f"{name}-before-marker", f"{name}-behind-marker"]
+    create_topic(bench.source.bootstrap, topic)
+    produce_transaction(bench.source.bootstrap, topic, [Record(b"only")])
+    for offset, group in enumerate(groups, start=1):
+        commit_offsets(bench.source.bootstrap, group, [(topic, 0, offset)])
+    bench.ok("create", bench.document(name, topic), "--wait")
+    [shown] = wait_until(lambda: caught_up(bench, name), 30)
+    assert (shown["sourceOffset"], shown["destinationOffset"], shown["lag"]) == (2, 2, 0)
+    report = bench.ok("verify", name, "--json").json
+    assert (report["records"]["read_committed"], report["groups"]) == (1, 2)
+    assert bench.ok("stop", name, "--json", "--timeout", "20").json["states"] == {"STOPPED": 1}
+    plain = bench.destination.bootstrap_of(INTERNAL)
+    assert log_range(plain, topic) == (0, 2)
+    assert [committed_offsets(plain, group)[topic, 0] for group in groups] == [1, 2]
+    bench.ok("delete", name)
+
+
+def caught_up(bench: Bench, mirror: str) -> list[dict[str, Any]]:
+    """Partitions of a mirror, once the node has looked at both ends of each."""
+    found = bench.ok("describe", mirror, "--json").json
+    return found if all(p["lag"] == 0 for p in found) else []
 
 
 def test_verify_finds_what_others_wrote(bench: Bench, mirror: str, topic: str) -> None:
