@@ -11,7 +11,8 @@ from typing import TypeVar
 import httpx
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
-from kmirror_dagster.errors import NodeUnavailableError
+from kmirror_dagster.coordination.state_directory import TOKEN_VARIABLE
+from kmirror_dagster.errors import ApiAuthenticationError, NodeUnavailableError
 
 FORWARDED_HEADER = "X-Kmirror-Forwarded"
 # how far the answering node's own coordinator partitions were written: "3=17,8=2"
@@ -70,6 +71,7 @@ class Peers:
 
         Raises:
             NodeUnavailableError: when that node does not answer.
+            ApiAuthenticationError: when it does not know this node's token.
         """
         url = f"{endpoint}{path}" + (f"?{query}" if query else "")
         headers = {"Content-Type": "application/json"} if content else None
@@ -78,6 +80,12 @@ class Peers:
             answer = await self._http.request(method, url, content=content, headers=headers, timeout=timeout)
         except httpx.TransportError as error:
             raise self._unavailable(endpoint, error) from error
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            # the caller's own token was right, so the plain answer would mislead
+            raise ApiAuthenticationError(
+                f"the node at {endpoint} refuses this node's API token: "
+                f"start all nodes of a group with the same {TOKEN_VARIABLE}"
+            )
         kind = answer.headers.get("content-type", "application/json")
         ends = decode_ends(answer.headers.get(ENDS_HEADER, ""))
         return Forwarded(answer.status_code, answer.content, kind, ends)
