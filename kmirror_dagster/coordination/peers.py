@@ -18,6 +18,7 @@ FORWARDED_HEADER = "X-Kmirror-Forwarded"
 # how far the answering node's own coordinator partitions were written: "3=17,8=2"
 ENDS_HEADER = "X-Kmirror-Ends"
 FAN_OUT_DEADLINE_S = 2.0
+_UNAUTHORIZED = 401
 # longer than any verb waits by itself: an advance asked to wait, a refresh, a creation that asks both
 # clusters
 FORWARD_DEADLINE_S = 150.0
@@ -80,7 +81,7 @@ class Peers:
             answer = await self._http.request(method, url, content=content, headers=headers, timeout=timeout)
         except httpx.TransportError as error:
             raise self._unavailable(endpoint, error) from error
-        if answer.status_code == httpx.codes.UNAUTHORIZED:
+        if answer.status_code == _UNAUTHORIZED:
             # the caller's own token was right, so the plain answer would mislead
             raise ApiAuthenticationError(
                 f"the node at {endpoint} refuses this node's API token: "
