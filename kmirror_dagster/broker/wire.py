@@ -272,6 +272,10 @@ class WireCluster:
         """Forget a coordinator that moved."""
         self._coordinators.pop(transactional_id, None)
 
+    async def any_connection(self) -> Connection:
+        """Connection to any broker, for what every broker answers."""
+        return await self._any()
+
     async def any_call(self, request: Any, deadline_s: float = _CALL_DEADLINE_S) -> Any:
         """Send a request that every broker answers."""
         return await (await self._any()).call(request, deadline_s=deadline_s)
