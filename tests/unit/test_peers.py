@@ -23,5 +23,5 @@ def test_a_refused_token_names_the_remedy() -> None:
         finally:
             await peers.close()
 
-    with pytest.raises(ApiAuthenticationError, match="http://peer.example .* same KMIRROR_TOKEN"):
+    with pytest.raises(ApiAuthenticationError, match=r"http://peer\.example .* same KMIRROR_TOKEN"):
         asyncio.run(ask())
