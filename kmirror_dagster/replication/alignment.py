@@ -151,15 +151,17 @@ async def _align(
     source_end = await _listed(source, tp, LATEST)
     start = await _listed(destination, tp, EARLIEST)
     end = await destination_end(destination, tp, producer_id)
-    first = await _first_offset(source, tp, policies, source_start, source_end, fresh=end.offset == 0)
+    filling = await _is_filling(destination, tp, policies, source_start, start, end.offset)
+    fresh = end.offset == 0 or filling
+    first = await _first_offset(source, tp, policies, source_start, source_end, fresh=fresh)
     if end.offset > source_end:
         raise ReplicationError(
             f"{tp[0]}/{tp[1]}: the destination ends at {end.offset}, the source at {source_end}: the source lost "
             "its tail, or somebody else wrote to the destination; compare both and delete the topic at the "
             "destination to mirror it anew"
         )
-    if end.offset < first:
-        if start < end.offset and not await _is_filler(destination, tp, end.offset - 1):
+    if end.offset < first or (filling and end.offset == first):
+        if start < end.offset and not filling:
             _refuse_loss(tp, policies, end.offset, first)
         fill = Filler(destination, tp, producer_id, producer_epoch, end)
         end = await fill.up_to(first)
@@ -212,10 +214,19 @@ async def _first_offset(
     return source_end if found < 0 else found
 
 
-async def _is_filler(destination: WireCluster, tp: TopicPartition, offset: int) -> bool:
-    """Whether the last record is filler of an alignment that was interrupted."""
-    look = await look_at(destination, *tp, offset)
-    record = look.record_at(offset) if look is not None else None
+async def _is_filling(
+    destination: WireCluster,
+    tp: TopicPartition,
+    policies: PolicySettings,
+    source_start: int,
+    start: int,
+    end: int,
+) -> bool:
+    """Whether the last record is filler of an alignment that was interrupted before it deleted it."""
+    if start == end or (end > source_start and policies.start.at == "earliest"):
+        return False
+    look = await look_at(destination, *tp, end - 1)
+    record = look.record_at(end - 1) if look is not None else None
     return record is not None and record.payload == PAYLOAD
 
 
@@ -275,13 +286,17 @@ class Filler:
         Raises:
             KmirrorError: as the broker answered; what was appended stays and is gone on from.
         """
+        await self._delete()
         while self._end.offset < first:
             await self._append(min(first - self._end.offset, BATCH_RECORDS))
             # at once, so that filler never shows for longer than one request and takes no space
+            await self._delete()
+        return self._end
+
+    async def _delete(self) -> None:
+        if self._end.offset:
             outcome = await self._destination.delete_records({self._tp: self._end.offset})
             outcome[self._tp].value()
-            await asyncio.sleep(0)
-        return self._end
 
     async def _append(self, count: int) -> None:
         topic, partition = self._tp
