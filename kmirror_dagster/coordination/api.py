@@ -94,7 +94,8 @@ def build_app(service: Callable[[], NodeService], node: NodeControl) -> FastAPI:
 
 def status_of(error: KmirrorError) -> int:
     """HTTP status an error is answered with."""
-    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    fallback = 503 if error.retriable else 500
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), fallback)
 
 
 def error_response(error: KmirrorError, *, leader: str | None = None) -> Response:

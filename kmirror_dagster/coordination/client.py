@@ -44,7 +44,6 @@ from kmirror_dagster.errors import (
     DeadlineError,
     KmirrorError,
     NodeUnavailableError,
-    NotLeaderError,
 )
 from kmirror_dagster.lifecycle import MirrorState
 
@@ -52,6 +51,7 @@ CA_VARIABLE = "KMIRROR_CA"
 START_HINT = "start one with: kmirror node start"
 
 # Answers that change by themselves within seconds: a take-over is under way, or the node still loads.
+_ASK_AGAIN = 503
 _RETRY_CAP_S = 1.0
 _RETRY_INITIAL_S = 0.05
 
@@ -70,11 +70,19 @@ def error_from(body: ErrorBody) -> KmirrorError:
     return _ERRORS.get(body.code, KmirrorError)(body.message)
 
 
+class _AskAgainError(Exception):
+    """Error when an answer may be another one shortly: a take-over, a lost connection."""
+
+    def __init__(self, error: KmirrorError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class NodeClient:
     """One connection to a node, opened at the first call.
 
     Every call may be repeated: reads change nothing, verbs and writes state what is wanted. Calls that meet a
-    take-over (`NotLeaderError`) or lose their connection are repeated until `deadline_s`.
+    take-over (answered 503) or lose their connection are repeated until `deadline_s`.
 
     Args:
         endpoint: base URL of a node; several, comma-separated, are tried in turn.
@@ -338,10 +346,10 @@ class NodeClient:
                 return self._attempt(
                     method, path, content, query, min(self._timeout_s + extra_s, max(left, 0.05))
                 )
-            except (NotLeaderError, DeadlineError):
+            except _AskAgainError as again:
                 pause = self._rng.uniform(delay / 2, delay)
                 if time.monotonic() + pause >= deadline:
-                    raise
+                    raise again.error from again
             time.sleep(pause)
             delay = min(delay * 2, _RETRY_CAP_S)
 
@@ -359,8 +367,12 @@ class NodeClient:
                 continue
             except httpx.TransportError as error:
                 what = type(error).__name__
-                raise DeadlineError(f"node at {endpoint} did not answer {method} {path}: {what}") from error
-            if answer.status_code >= 400:
+                raise _AskAgainError(
+                    DeadlineError(f"node at {endpoint} did not answer {method} {path}: {what}")
+                ) from error
+            if answer.status_code == _ASK_AGAIN:
+                raise _AskAgainError(_failure(answer, endpoint))
+            if answer.is_error:
                 raise _failure(answer, endpoint)
             return answer
         raise NodeUnavailableError(f"no node answers at {', '.join(self.endpoints)}; {START_HINT}")

@@ -28,6 +28,23 @@ class _TooLargeError(Exception):
     """Error when a body turns out too large while it is read."""
 
 
+class _CountedBody:
+    """Passes a request's body on until it is too long; requests are answered once their body is read."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive = receive
+        self._left = limit
+        self.too_long = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            self.too_long = True
+            raise _TooLargeError
+        return message
+
+
 class HttpGuard:
     """Wraps an ASGI app.
 
@@ -67,39 +84,26 @@ class HttpGuard:
         if announced.isdigit() and int(announced) > self._max_body_bytes:
             await self._refuse_size(send)
             return
-        started = False
+        body = _CountedBody(receive, self._max_body_bytes)
 
-        async def counted_send(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                if _FORWARDED in headers:
-                    message["headers"] = [*message.get("headers", ()), *self._forwarded_headers()]
+        async def checked_send(message: Message) -> None:
+            if body.too_long:
+                return  # what the app makes of a body cut short is not for the caller
+            if message["type"] == "http.response.start" and _FORWARDED in headers:
+                message["headers"] = [*message.get("headers", ()), *self._forwarded_headers()]
             await send(message)
 
         try:
-            await self._app(scope, self._counted(receive), counted_send)
+            await self._app(scope, body.receive, checked_send)
         except _TooLargeError:
-            if not started:
-                await self._refuse_size(send)
+            logger.debug("body of %s cut short", scope["path"])
+        if body.too_long:
+            await self._refuse_size(send)
 
     def _is_authorized(self, headers: dict[bytes, bytes]) -> bool:
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         # both sides are always compared, so that the time taken tells nothing
         return hmac.compare_digest(given.strip(), self._token) and scheme.lower() == b"bearer"
-
-    def _counted(self, receive: Receive) -> Receive:
-        size = 0
-
-        async def counted() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > self._max_body_bytes:
-                raise _TooLargeError
-            return message
-
-        return counted
 
     async def _refuse_size(self, send: Send) -> None:
         text = f"body is longer than {self._max_body_bytes} bytes: send less at a time"

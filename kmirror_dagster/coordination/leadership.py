@@ -83,7 +83,8 @@ class Leadership:
 
     def shard(self, partition: int) -> Shard | None:
         """Shard of a coordinator partition; None when this node does not serve it."""
-        return self._shards.get(partition)
+        shard = self._shards.get(partition)
+        return shard if shard is not None and shard.is_open else None
 
     def assign(self, partitions: Iterable[int]) -> None:
         """Begin to take partitions over."""

@@ -77,7 +77,12 @@ MIRROR = MirrorRecord(
 
 
 def feed(
-    log: Log, cursor: str | None = None, *, limit: int = 100, now_ms: int = 0, mirror: str | None = None
+    log: Log,
+    cursor: str | None = None,
+    *,
+    limit: int = 100,
+    now_ms: int = 0,
+    mirror: str | None = None,
 ) -> ChangeFeed:
     return log.view.changes(cursor=cursor, mirror=mirror, limit=limit, now_ms=now_ms)
 
@@ -184,9 +189,8 @@ def test_replay_in_any_batching_gives_the_same_view() -> None:
     rng = random.Random(3)
     log = Log()
     for _ in range(400):
-        record: Record = rng.choice(
-            [state(rng.randrange(6), rng.choice(list(S)), rng.randrange(9)), topic(rng.randrange(5)), MIRROR]
-        )
+        some_state = state(rng.randrange(6), rng.choice(list(S)), rng.randrange(9))
+        record: Record = rng.choice([some_state, topic(rng.randrange(5)), MIRROR])
         kind = rng.random()
         if kind < 0.1:
             log.delete(record)
