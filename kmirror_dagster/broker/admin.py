@@ -4,43 +4,102 @@ All calls take `timeout_s` and end by then. An item's error is in the answer; on
 call is raised: ClusterUnreachableError, AuthenticationError, DeadlineError.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
-from kmirror_dagster.broker import admin_acls, admin_wire
+from kmirror_dagster.broker import admin_acls, group_wire
+from kmirror_dagster.broker.admin_calls import DEFAULT_TIMEOUT_S
 from kmirror_dagster.broker.admin_groups import GroupCalls
 from kmirror_dagster.broker.admin_offsets import OffsetCalls
 from kmirror_dagster.broker.admin_topics import TopicCalls
-from kmirror_dagster.broker.admin_types import Acl, GroupListings, Partition
+from kmirror_dagster.broker.admin_types import Acl, Answers, CommittedOffset, GroupListings, Partition
+from kmirror_dagster.broker.wire import WireCluster
+from kmirror_dagster.broker.wire_thread import WireThread
 from kmirror_dagster.errors import KmirrorError
+from kmirror_dagster.settings import ClusterSettings
+
+T = TypeVar("T")
 
 
 class ClusterAdmin(TopicCalls, OffsetCalls, GroupCalls):
-    """Admin client of one cluster; safe to share between threads, ended by `close`."""
+    """Admin client of one cluster; safe to share between threads, ended by `close`.
 
-    def all_groups(self, *, timeout_s: float | None = None) -> GroupListings:
-        """List groups of all types; `groups` leaves share and streams groups out and is cheaper."""
-        return admin_wire.list_all_groups(self.settings, timeout_s=self.timeout(timeout_s))
+    Args:
+        settings: cluster to talk to.
+        timeout_s: seconds one call may take unless it is given its own.
+    """
+
+    def __init__(self, settings: ClusterSettings, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        super().__init__(settings, timeout_s=timeout_s)
+        self._wire = WireThread(settings)
+
+    def close(self) -> None:
+        """End: calls that wait in other threads give up. Harmless when closed."""
+        super().close()
+        self._wire.close()
+
+    def groups(self, *, timeout_s: float | None = None) -> GroupListings:
+        """List groups of all types with their states; brokers that did not answer are in `errors`."""
+        return self._over_wire(group_wire.list_groups, timeout_s, "listing groups")
+
+    def group_offsets(
+        self, groups: Iterable[str], *, timeout_s: float | None = None
+    ) -> Answers[str, Mapping[Partition, CommittedOffset]]:
+        """All committed positions of groups; partitions without a commit are absent."""
+        wanted = sorted(set(groups))
+        if not wanted:
+            return Answers()
+        return self._over_wire(
+            lambda cluster: group_wire.fetch_offsets(cluster, wanted), timeout_s, "reading positions"
+        )
+
+    def alter_group_offsets(
+        self,
+        offsets: Mapping[str, Mapping[Partition, CommittedOffset]],
+        *,
+        timeout_s: float | None = None,
+    ) -> Answers[str, Mapping[Partition, KmirrorError | None]]:
+        """Commit positions for groups without live members; brokers refuse it for others.
+
+        The answer has, for each group, one entry per partition: None when it was committed.
+        """
+        if not any(offsets.values()):
+            return Answers()
+        return self._over_wire(
+            lambda cluster: group_wire.commit_offsets(cluster, offsets), timeout_s, "committing positions"
+        )
 
     def delete_group_offsets(
         self, group: str, partitions: Iterable[Partition], *, timeout_s: float | None = None
     ) -> Mapping[Partition, KmirrorError | None]:
         """Delete committed positions of a group; None stands for done."""
-        return admin_wire.delete_group_offsets(
-            self.settings, group, partitions, timeout_s=self.timeout(timeout_s)
+        return self._over_wire(
+            lambda cluster: group_wire.delete_offsets(cluster, group, partitions),
+            timeout_s,
+            f"deleting positions of group {group}",
         )
 
     def acls(self, *, timeout_s: float | None = None) -> frozenset[Acl]:
         """All ACLs of the cluster; BrokerError SECURITY_DISABLED when it has no authorizer."""
-        return admin_acls.list_acls(self.settings, timeout_s=self.timeout(timeout_s))
+        return self._over_wire(admin_acls.list_acls, timeout_s, "listing ACLs")
 
     def create_acls(
         self, acls: Sequence[Acl], *, timeout_s: float | None = None
     ) -> Mapping[Acl, KmirrorError | None]:
         """Create ACLs in the given order; None stands for done."""
-        return admin_acls.create_acls(self.settings, acls, timeout_s=self.timeout(timeout_s))
+        return self._over_wire(
+            lambda cluster: admin_acls.create_acls(cluster, acls), timeout_s, "creating ACLs"
+        )
 
     def delete_acls(
         self, acls: Sequence[Acl], *, timeout_s: float | None = None
     ) -> Mapping[Acl, KmirrorError | None]:
         """Delete exactly these ACLs; None stands for done."""
-        return admin_acls.delete_acls(self.settings, acls, timeout_s=self.timeout(timeout_s))
+        return self._over_wire(
+            lambda cluster: admin_acls.delete_acls(cluster, acls), timeout_s, "deleting ACLs"
+        )
+
+    def _over_wire(
+        self, work: Callable[[WireCluster], Awaitable[T]], timeout_s: float | None, doing: str
+    ) -> T:
+        return self._wire.run(work, timeout_s=self.timeout(timeout_s), doing=doing)

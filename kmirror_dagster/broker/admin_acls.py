@@ -10,7 +10,6 @@ from kafka.protocol.metadata.metadata import MetadataRequest
 from kmirror_dagster.broker import codes
 from kmirror_dagster.broker.admin_errors import Right, rights_error
 from kmirror_dagster.broker.admin_types import Acl
-from kmirror_dagster.broker.admin_wire import run_on
 from kmirror_dagster.broker.codes import broker_error
 from kmirror_dagster.broker.wire import WireCluster
 from kmirror_dagster.errors import KmirrorError
@@ -60,7 +59,7 @@ class _Permission(IntEnum):
 E = TypeVar("E", bound=IntEnum)
 
 
-def list_acls(settings: ClusterSettings, *, timeout_s: float) -> frozenset[Acl]:
+async def list_acls(cluster: WireCluster) -> frozenset[Acl]:
     """All ACLs of a cluster.
 
     Raises:
@@ -68,30 +67,25 @@ def list_acls(settings: ClusterSettings, *, timeout_s: float) -> frozenset[Acl]:
         BrokerError: SECURITY_DISABLED when the cluster has no authorizer.
     """
 
-    async def work(cluster: WireCluster) -> frozenset[Acl]:
-        request = DescribeAclsRequest(
-            resource_type_filter=_ANY,
-            resource_name_filter=None,
-            pattern_type_filter=_ANY,
-            principal_filter=None,
-            host_filter=None,
-            operation=_ANY,
-            permission_type=_ANY,
-        )
-        answer = await cluster.any_call(request, deadline_s=timeout_s)
-        _check(answer.error_code, "listing ACLs", "DESCRIBE", settings)
-        return frozenset(
-            _acl(resource, entry, resource.pattern_type)
-            for resource in answer.resources
-            for entry in resource.acls
-        )
-
-    return run_on(settings, work, timeout_s, "listing ACLs")
+    request = DescribeAclsRequest(
+        resource_type_filter=_ANY,
+        resource_name_filter=None,
+        pattern_type_filter=_ANY,
+        principal_filter=None,
+        host_filter=None,
+        operation=_ANY,
+        permission_type=_ANY,
+    )
+    answer = await cluster.any_call(request)
+    _check(answer.error_code, "listing ACLs", "DESCRIBE", cluster.settings)
+    return frozenset(
+        _acl(resource, entry, resource.pattern_type)
+        for resource in answer.resources
+        for entry in resource.acls
+    )
 
 
-def create_acls(
-    settings: ClusterSettings, acls: Sequence[Acl], *, timeout_s: float
-) -> Mapping[Acl, KmirrorError | None]:
+async def create_acls(cluster: WireCluster, acls: Sequence[Acl]) -> Mapping[Acl, KmirrorError | None]:
     """Create ACLs, in the given order; the answer has one entry for each, None: created or there already."""
 
     def request(chunk: Sequence[Acl]) -> Any:
@@ -110,19 +104,14 @@ def create_acls(
         ]
         return kind(creations=creations)
 
-    async def work(cluster: WireCluster) -> Mapping[Acl, KmirrorError | None]:
-        outcomes: dict[Acl, KmirrorError | None] = {}
-        for chunk in _chunks(acls):
-            answer = await _ask_controller(cluster, request(chunk), timeout_s)
-            outcomes.update(_outcomes(chunk, answer.results, "creating", settings))
-        return outcomes
-
-    return run_on(settings, work, timeout_s, "creating ACLs")
+    outcomes: dict[Acl, KmirrorError | None] = {}
+    for chunk in _chunks(acls):
+        answer = await _ask_controller(cluster, request(chunk))
+        outcomes.update(_outcomes(chunk, answer.results, "creating", cluster.settings))
+    return outcomes
 
 
-def delete_acls(
-    settings: ClusterSettings, acls: Sequence[Acl], *, timeout_s: float
-) -> Mapping[Acl, KmirrorError | None]:
+async def delete_acls(cluster: WireCluster, acls: Sequence[Acl]) -> Mapping[Acl, KmirrorError | None]:
     """Delete exactly these ACLs; the answer has one entry for each, None: gone."""
 
     def request(chunk: Sequence[Acl]) -> Any:
@@ -141,26 +130,23 @@ def delete_acls(
         ]
         return kind(filters=filters)
 
-    async def work(cluster: WireCluster) -> Mapping[Acl, KmirrorError | None]:
-        outcomes: dict[Acl, KmirrorError | None] = {}
-        for chunk in _chunks(acls):
-            answer = await _ask_controller(cluster, request(chunk), timeout_s)
-            outcomes.update(_outcomes(chunk, answer.filter_results, "deleting", settings))
-        return outcomes
-
-    return run_on(settings, work, timeout_s, "deleting ACLs")
+    outcomes: dict[Acl, KmirrorError | None] = {}
+    for chunk in _chunks(acls):
+        answer = await _ask_controller(cluster, request(chunk))
+        outcomes.update(_outcomes(chunk, answer.filter_results, "deleting", cluster.settings))
+    return outcomes
 
 
 def _chunks(acls: Sequence[Acl]) -> list[Sequence[Acl]]:
     return [acls[index : index + _CHUNK] for index in range(0, len(acls), _CHUNK)]
 
 
-async def _ask_controller(cluster: WireCluster, request: Any, timeout_s: float) -> Any:
+async def _ask_controller(cluster: WireCluster, request: Any) -> Any:
     # brokers of a KRaft cluster forward to the controller and name any broker here; older ones do not forward
     await cluster.refresh()
     metadata = await cluster.any_call(MetadataRequest(topics=[], allow_auto_topic_creation=False))
     connection = await cluster.connection(metadata.controller_id)
-    return await connection.call(request, deadline_s=timeout_s)
+    return await connection.call(request)
 
 
 def _outcomes(

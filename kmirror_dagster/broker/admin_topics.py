@@ -1,5 +1,7 @@
 """Admin calls about a cluster, its topics and their configurations."""
 
+import concurrent.futures
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,8 +26,9 @@ from kmirror_dagster.errors import KmirrorError
 
 # Id of a topic on a cluster without topic ids (before 2.8): sixteen zero bytes in Kafka's base64 form.
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-# An answer lists about 35 configurations a topic; chunks keep one answer at a few hundred KiB.
-_CONFIG_CHUNK = 250
+# An answer lists about 35 configurations a topic, and the client library converts it while nothing else in
+# the process runs: small chunks keep that to some milliseconds.
+_CONFIG_CHUNK = 50
 # the client library gives the source as a number or as a member, depending on its version
 _OVERRIDE = ConfigSource.DYNAMIC_TOPIC_CONFIG
 
@@ -85,23 +88,20 @@ class TopicCalls(AdminCalls):
     def topic_configs(self, names: Iterable[str], *, timeout_s: float | None = None) -> Answers[str, Configs]:
         """Effective configurations of topics."""
         wanted = sorted(set(names))
-        values: dict[str, Configs] = {}
-        errors: dict[str, KmirrorError] = {}
         wait = self.timeout(timeout_s)
+        futures: dict[str, concurrent.futures.Future[Any]] = {}
         for index in range(0, len(wanted), _CONFIG_CHUNK):
             chunk = wanted[index : index + _CONFIG_CHUNK]
             resources = [ConfigResource(ResourceType.TOPIC, name) for name in chunk]
-            futures = self.client.describe_configs(resources, request_timeout=wait)
-            answers = self.gather(
-                {resource.name: future for resource, future in futures.items()},
-                _configs,
-                doing="reading configurations of topic",
-                right=Right("DESCRIBE_CONFIGS", "topic"),
-                timeout_s=wait,
-            )
-            values.update(answers.values)
-            errors.update(answers.errors)
-        return Answers(values, errors)
+            asked = self.client.describe_configs(resources, request_timeout=wait)
+            futures.update((resource.name, future) for resource, future in asked.items())
+        return self.gather(
+            futures,
+            _configs,
+            doing="reading configurations of topic",
+            right=Right("DESCRIBE_CONFIGS", "topic"),
+            timeout_s=wait,
+        )
 
     def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False, timeout_s: float | None = None
@@ -180,14 +180,15 @@ def _topic_description(name: str, answer: Any) -> TopicDescription:
     )
 
 
+@functools.lru_cache(maxsize=10_000)
+def _config_value(value: str | None, source: Any, sensitive: bool, read_only: bool) -> ConfigValue:
+    """One object for all the topics that have the same value: nearly all of them are defaults."""
+    return ConfigValue(value, source in (_OVERRIDE, _OVERRIDE.value), sensitive, read_only)
+
+
 def _configs(_name: str, answer: Mapping[str, ConfigEntry]) -> Configs:
     return {
-        key: ConfigValue(
-            value=entry.value,
-            is_override=entry.source in (_OVERRIDE, _OVERRIDE.value),
-            sensitive=entry.is_sensitive,
-            read_only=entry.is_read_only,
-        )
+        key: _config_value(entry.value, entry.source, entry.is_sensitive, entry.is_read_only)
         for key, entry in answer.items()
     }
 

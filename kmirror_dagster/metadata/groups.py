@@ -21,15 +21,15 @@ from dataclasses import dataclass, field
 from kmirror_dagster.broker.admin_types import (
     OFFSET_GROUP_TYPES,
     CommittedOffset,
-    GroupDescription,
     GroupListing,
     Partition,
 )
 
 Offsets = Mapping[Partition, CommittedOffset]
 
-# States in which nobody consumes; "Dead" is Kafka's word for a group it does not know.
-_VACANT_STATES = frozenset({"Empty", "Dead"})
+# States in which nobody consumes. "Unknown": a broker before 2.6, which does not tell; it refuses to commit
+# for a group with members, as all do.
+_VACANT_STATES = frozenset({"Empty", "Dead", "Unknown"})
 
 
 @dataclass(frozen=True)
@@ -151,13 +151,15 @@ def _may_replace(
     return going_back or present.leader_epoch is None
 
 
-def occupied(description: GroupDescription | None) -> str | None:
+def occupied(listing: GroupListing | None) -> str | None:
     """Why a destination group is left alone, None when nobody consumes with it."""
-    if description is None or (description.state in _VACANT_STATES and not description.members):
+    if listing is None:
         return None
-    count = len(description.members)
-    members = f"{count} member(s)" if count else f"state {description.state}"
-    return f"group {description.group} is in use at the destination ({members}): left alone"
+    if listing.type not in OFFSET_GROUP_TYPES:
+        return f"group {listing.group} is a {listing.type} group at the destination: left alone"
+    if listing.state in _VACANT_STATES:
+        return None
+    return f"group {listing.group} is in use at the destination ({listing.state}): left alone"
 
 
 def live_part(change: GroupChange, mirroring: Callable[[Partition], bool]) -> GroupChange | None:

@@ -11,8 +11,6 @@ KEEP_ALIVE_S = 24 * 3600.0
 _KEEP_ALIVE_FIRST_S = 3600.0
 # A refused configuration may be accepted after a change at the destination's brokers.
 REFUSAL_S = 600.0
-# Share and streams groups are only reported; listing them opens connections.
-OTHER_GROUPS_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -33,16 +31,12 @@ class Memory:
         refused: topic -> configuration key -> refusal.
         groups: newest source positions by group.
         keep_alive_at: group -> monotonic time at which unchanged positions are committed again.
-        other_groups: notes about groups whose positions are not mirrored.
-        other_groups_at: monotonic time of that listing, None before the first.
     """
 
     missing: frozenset[str] = frozenset()
     refused: dict[str, dict[str, Refusal]] = field(default_factory=dict[str, dict[str, Refusal]])
     groups: dict[str, GroupMemory] = field(default_factory=dict[str, GroupMemory])
     keep_alive_at: dict[str, float] = field(default_factory=dict[str, float])
-    other_groups: tuple[str, ...] = ()
-    other_groups_at: float | None = None
 
     def refused_lately(self, topic: str, now: float) -> Mapping[str, Refusal]:
         """Refusals of one topic that are not worth another try yet."""

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 
 from kmirror_dagster.broker.admin_types import (
-    OFFSET_GROUP_TYPES,
     CommittedOffset,
-    GroupListings,
+    OffsetKind,
     Partition,
 )
 from kmirror_dagster.errors import BrokerError, KmirrorError
@@ -21,8 +20,8 @@ from kmirror_dagster.metadata.groups import (
     select_groups,
 )
 from kmirror_dagster.metadata.log_starts import plan_log_starts
-from kmirror_dagster.metadata.memory import OTHER_GROUPS_S
 from kmirror_dagster.metadata.outcome import Step
+from kmirror_dagster.metadata.reader import read_offsets
 from kmirror_dagster.metadata.steps import WHOLE_STEP, StepReport
 
 # What brokers answer when a group got a member between our look and our commit: UNKNOWN_MEMBER_ID,
@@ -35,16 +34,14 @@ _Offsets = Mapping[Partition, CommittedOffset]
 def sync_groups(context: RefreshContext) -> None:
     """Keep consumer group positions equal; no request when there is no difference."""
     with context.reports.running(Step.GROUPS) as report:
-        bounds = _bounds(context)
-        _note_other_groups(context, report)
-        if not bounds:
+        if not _mirroring_partitions(context):
             return
         listings = context.source.groups(timeout_s=context.timeout())
         for error in listings.errors:
             report.errors[WHOLE_STEP] = str(error)  # groups of one broker are missing, the others go on
         selection = select_groups(listings.groups, context.settings.filters.selects_group)
         report.notes.extend(selection.notes)
-        changes = _plan_groups(context, report, selection.groups, bounds)
+        changes = _plan_groups(context, report, selection.groups)
         if not listings.errors and not context.dry_run:
             context.memory.forget_groups(frozenset(selection.groups))
         changes = _vacant(context, report, changes)
@@ -54,42 +51,34 @@ def sync_groups(context: RefreshContext) -> None:
             _commit(context, report, changes)
 
 
-def _bounds(context: RefreshContext) -> dict[Partition, Bounds]:
-    """What the destination has of the partitions that are MIRRORING."""
+def _mirroring_partitions(context: RefreshContext) -> frozenset[Partition]:
     view = context.destination_view
-    bounds: dict[Partition, Bounds] = {}
-    for topic in context.topics.in_step:
-        for partition in view.partitions_of(topic):
-            key = (topic, partition)
-            if context.is_mirroring(key) and key in view.starts and key in view.ends:
-                bounds[key] = Bounds(view.starts[key], view.ends[key])
-    return bounds
+    keys = ((topic, index) for topic in context.topics.in_step for index in view.partitions_of(topic))
+    return frozenset(key for key in keys if context.is_mirroring(key))
 
 
-def _note_other_groups(context: RefreshContext, report: StepReport) -> None:
-    """Tell which groups keep their positions in a way that is not mirrored; looked up once in a while."""
-    memory, now = context.memory, context.clock()
-    if memory.other_groups_at is None or now - memory.other_groups_at >= OTHER_GROUPS_S:
-        try:
-            listings = context.source.all_groups(timeout_s=context.timeout())
-        except KmirrorError as error:
-            report.errors[WHOLE_STEP] = f"types of groups are not known: {error}"
-            return
-        others = tuple(item for item in listings.groups if item.type not in OFFSET_GROUP_TYPES)
-        selects = context.settings.filters.selects_group
-        memory.other_groups = select_groups(GroupListings(others).groups, selects).notes
-        memory.other_groups_at = now
-    report.notes.extend(memory.other_groups)
+def _bounds(
+    context: RefreshContext, report: StepReport, partitions: frozenset[Partition]
+) -> dict[Partition, Bounds]:
+    """What the destination has of partitions, read after the positions: never less than they were at then."""
+    starts = read_offsets(context.destination, partitions, OffsetKind.EARLIEST, context.deadline)
+    ends = read_offsets(context.destination, partitions, OffsetKind.LATEST, context.deadline)
+    for (topic, _), error in (*starts.errors.items(), *ends.errors.items()):
+        report.errors[topic] = str(error)
+    return {
+        key: Bounds(start, ends.values[key]) for key, start in starts.values.items() if key in ends.values
+    }
 
 
-def _plan_groups(
-    context: RefreshContext, report: StepReport, groups: tuple[str, ...], bounds: Mapping[Partition, Bounds]
-) -> list[GroupChange]:
+def _plan_groups(context: RefreshContext, report: StepReport, groups: tuple[str, ...]) -> list[GroupChange]:
+    mirroring = _mirroring_partitions(context)
     source = context.source.group_offsets(groups, timeout_s=context.timeout())
     report.errors.update((group, str(error)) for group, error in source.errors.items())
     relevant = {
-        group: offsets for group, offsets in source.values.items() if any(key in bounds for key in offsets)
+        group: offsets for group, offsets in source.values.items() if not mirroring.isdisjoint(offsets)
     }
+    committed = frozenset(key for offsets in relevant.values() for key in offsets) & mirroring
+    bounds = _bounds(context, report, committed)
     destination = context.destination.group_offsets(relevant, timeout_s=context.timeout())
     report.errors.update((group, str(error)) for group, error in destination.errors.items())
     changes: list[GroupChange] = []
@@ -118,19 +107,18 @@ def _plan_one(
 
 
 def _vacant(context: RefreshContext, report: StepReport, changes: list[GroupChange]) -> list[GroupChange]:
-    """Leave out groups somebody consumes with at the destination."""
+    """Leave out groups somebody consumes with at the destination.
+
+    A group that a listing does not show is new, or of a broker that did not answer: the broker that commits
+    has the last word, it refuses to for a group with members.
+    """
     if not changes:
         return []
-    described = context.destination.describe_groups(
-        [change.group for change in changes], timeout_s=context.timeout()
-    )
+    listings = context.destination.groups(timeout_s=context.timeout())
+    states = {item.group: item for item in listings.groups}
     vacant: list[GroupChange] = []
     for change in changes:
-        error = described.errors.get(change.group)
-        if error is not None:
-            report.errors[change.group] = str(error)
-            continue
-        reason = occupied(described.values.get(change.group))
+        reason = occupied(states.get(change.group))
         if reason is None:
             vacant.append(change)
         else:

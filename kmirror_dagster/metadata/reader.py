@@ -44,7 +44,8 @@ def read_source(
     wanted = topics_of_interest(names, filters, active)
     described = admin.topics(wanted, timeout_s=_wait(deadline))
     configs = _read_configs(admin, described.values, deadline)
-    starts = _read_offsets(admin, described.values, OffsetKind.EARLIEST, deadline)
+    partitions = [(name, i) for name, topic in described.values.items() for i in range(topic.partitions)]
+    starts = read_offsets(admin, partitions, OffsetKind.EARLIEST, deadline)
     return ClusterSnapshot(
         names=names,
         topics=described.values,
@@ -57,18 +58,32 @@ def read_source(
 
 
 def read_destination(
-    admin: ClusterAdmin, *, topics: Iterable[str], brokers: int, deadline: Deadline
+    admin: ClusterAdmin,
+    *,
+    source: ClusterSnapshot,
+    known: Mapping[str, TopicRecord],
+    brokers: int,
+    deadline: Deadline,
 ) -> ClusterSnapshot:
-    """Look at the destination: all names, then the given topics with configurations, log starts and ends.
+    """Look at the destination: all names, then the source's topics with configurations.
+
+    Log starts and ends are looked up only where something depends on them: where the source's log starts
+    above 0, and of topics that are not known to be the mirror's.
 
     Raises:
         KmirrorError: when topics cannot be listed; everything after that is kept per topic.
     """
     names = admin.topic_names(timeout_s=_wait(deadline))
-    described = admin.topics(topics, timeout_s=_wait(deadline))
+    described = admin.topics(source.topics, timeout_s=_wait(deadline))
     configs = _read_configs(admin, described.values, deadline)
-    starts = _read_offsets(admin, described.values, OffsetKind.EARLIEST, deadline)
-    ends = _read_offsets(admin, described.values, OffsetKind.LATEST, deadline)
+    partitions = [
+        (name, index)
+        for name, topic in described.values.items()
+        for index in range(topic.partitions)
+        if source.starts.get((name, index), 1) > 0 or not _is_ours(known.get(name), topic)
+    ]
+    starts = read_offsets(admin, partitions, OffsetKind.EARLIEST, deadline)
+    ends = read_offsets(admin, partitions, OffsetKind.LATEST, deadline)
     return ClusterSnapshot(
         brokers=brokers,
         names=names,
@@ -97,10 +112,17 @@ def _read_configs(
         return Answers({}, dict.fromkeys(topics, error))
 
 
-def _read_offsets(
-    admin: ClusterAdmin, topics: Mapping[str, TopicDescription], at: OffsetKind, deadline: Deadline
+def _is_ours(record: TopicRecord | None, copy: TopicDescription) -> bool:
+    return (
+        record is not None and record.partitions > 0 and record.destination_topic_id in (None, copy.topic_id)
+    )
+
+
+def read_offsets(
+    admin: ClusterAdmin, partitions: Iterable[Partition], at: OffsetKind, deadline: Deadline
 ) -> Answers[Partition, int]:
-    partitions = [(name, index) for name, topic in topics.items() for index in range(topic.partitions)]
+    """Look up one end of each partition's log; a call that fails as a whole is every partition's error."""
+    partitions = list(partitions)
     try:
         listed = admin.list_offsets(partitions, at, timeout_s=_wait(deadline))
     except KmirrorError as error:

@@ -130,7 +130,7 @@ class Refresher:
             clock=self._clock,
             rng=self._rng,
             dry_run=dry_run,
-            reports=StepReports(clock=self._clock),
+            reports=StepReports(),
         )
 
     def _execute(self, context: RefreshContext) -> tuple[str | None, bool]:
@@ -179,7 +179,8 @@ class Refresher:
             )
             context.destination_view = read_destination(
                 context.destination,
-                topics=context.source_view.topics,
+                source=context.source_view,
+                known=context.known,
                 brokers=brokers,
                 deadline=context.deadline,
             )

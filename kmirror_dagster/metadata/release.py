@@ -15,7 +15,7 @@ from kmirror_dagster.metadata.reader import CALL_S
 def release(
     destination: ClusterAdmin, held: Mapping[str, Mapping[str, str | None]], *, deadline_s: float
 ) -> Mapping[str, KmirrorError | None]:
-    """Put the source's own values in place for stopped topics. May run twice: the second time changes nothing.
+    """Put the source's own values in place for stopped topics; the second time changes nothing.
 
     Args:
         destination: admin client of the destination.
@@ -23,8 +23,8 @@ def release(
         deadline_s: seconds it may take.
 
     Returns:
-        For each topic None, or why (some of) its configurations are not as the source had them. A topic that is
-        gone has nothing left to release.
+        For each topic None, or why (some of) its configurations are not as the source had them. A topic that
+        is gone has nothing left to release.
     """
     deadline = Deadline(deadline_s)
 

@@ -1,9 +1,11 @@
 """Steps about topics: look, decide, create, grow, keep configurations equal."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 from kmirror_dagster.broker.admin_types import ConfigChange
+from kmirror_dagster.broker.deadlines import Deadline
 from kmirror_dagster.metadata import application
 from kmirror_dagster.metadata.application import Applied
 from kmirror_dagster.metadata.configs import ConfigPlan, desired_configs, plan_configs, replicas_problem
@@ -13,6 +15,9 @@ from kmirror_dagster.metadata.outcome import Step
 from kmirror_dagster.metadata.snapshot import head_missing
 from kmirror_dagster.metadata.steps import StepReport
 from kmirror_dagster.metadata.topics import TopicWorld, Verdict, plan_topics
+
+_IDS_S = 3.0
+_IDS_PAUSE_S = (0.05, 0.15)
 
 
 def decide(context: RefreshContext) -> None:
@@ -60,9 +65,19 @@ def create(context: RefreshContext) -> None:
 
 
 def _topic_ids(context: RefreshContext, names: list[str]) -> Mapping[str, str | None]:
-    # the creation's answer does not carry the ids through librdkafka; an unknown one is filled in next time
-    described = context.destination.topics(names, timeout_s=context.timeout())
-    return {name: topic.topic_id for name, topic in described.values.items()}
+    """Ids of topics just created: librdkafka's answer lacks them, and brokers take a moment to tell.
+
+    One that is not told in time is filled in by the next refresh.
+    """
+    ids: dict[str, str | None] = {}
+    patience = Deadline(_IDS_S)
+    while True:
+        pending = [name for name in names if name not in ids]
+        described = context.destination.topics(pending, timeout_s=context.timeout())
+        ids.update((name, topic.topic_id) for name, topic in described.values.items())
+        if len(ids) == len(names) or patience.remaining() <= 0:
+            return ids
+        time.sleep(context.rng.uniform(*_IDS_PAUSE_S))
 
 
 def _store_creation(

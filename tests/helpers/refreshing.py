@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 
 from kmirror_dagster.broker.admin import ClusterAdmin
 from kmirror_dagster.lifecycle import MirrorState
@@ -45,6 +45,9 @@ class RefreshedMirror:
     known: dict[str, TopicRecord] = field(default_factory=dict)
     states: dict[tuple[str, int], MirrorState] = field(default_factory=dict)
     source_admin: Callable[[ClusterSettings], ClusterAdmin] = ClusterAdmin
+    destination_admin: Callable[[ClusterSettings], ClusterAdmin] = ClusterAdmin
+
+    deadline_s: float = DEADLINE_S
 
     def __post_init__(self) -> None:
         self.restart()
@@ -61,7 +64,7 @@ class RefreshedMirror:
         self.refresher = Refresher(
             settings,
             self.source_admin(self.source),
-            ClusterAdmin(self.destination),
+            self.destination_admin(self.destination),
             source_cluster_id=self.source_cluster_id,
             clock=self.clock,
             rng=random.Random(7),
@@ -69,7 +72,7 @@ class RefreshedMirror:
 
     def refresh(self) -> RefreshOutcome:
         """One refresh, its intents stored."""
-        outcome = self.refresher.run(self.known, self.states, DEADLINE_S)
+        outcome = self.refresher.run(self.known, self.states, self.deadline_s)
         for intent in outcome.topics:
             record = self.known.get(intent.topic) or TopicRecord(mirror="m", topic=intent.topic, partitions=0)
             self.known[intent.topic] = record.model_copy(
@@ -88,7 +91,7 @@ class RefreshedMirror:
 
     def planned(self) -> tuple[PlannedChange, ...]:
         """What a refresh would change now."""
-        return self.refresher.plan(self.known, self.states, DEADLINE_S).changes
+        return self.refresher.plan(self.known, self.states, self.deadline_s).changes
 
     def close(self) -> None:
         """End both clients."""
@@ -102,8 +105,11 @@ def commit(bootstrap: str, group: str, offsets: list[tuple[str, int, int]], meta
 
     def committed() -> bool:
         request = [ConsumerGroupTopicPartitions(group, partitions)]
-        answer = client.alter_consumer_group_offsets(request)[group].result(kafka.DEADLINE_S)
-        return all(item.error is None for item in answer.topic_partitions)
+        future = client.alter_consumer_group_offsets(request, request_timeout=3)[group]
+        try:
+            return all(item.error is None for item in future.result(kafka.DEADLINE_S).topic_partitions)
+        except KafkaException:
+            return False  # a cluster that makes its offsets topic just now may leave the first request unanswered
 
     wait_until(committed, what=f"{group} commits {offsets}")
 

@@ -474,6 +474,7 @@ def test_an_unreachable_source_is_reported_and_changes_nothing(clusters: Cluster
         destination=clusters.destination.settings(),
         filters=FilterSettings(topics_include=(".*",)),
         source_cluster_id="x",
+        deadline_s=3,
     )
 
     outcome = mirror.refresh()

@@ -6,9 +6,7 @@ from hypothesis import strategies as st
 
 from kmirror_dagster.broker.admin_types import (
     CommittedOffset,
-    GroupDescription,
     GroupListing,
-    GroupMember,
     GroupType,
 )
 from kmirror_dagster.metadata.groups import (
@@ -213,15 +211,17 @@ def test_groups_are_chosen_by_name_and_type() -> None:
     ]
 
 
-def test_a_group_with_members_is_occupied() -> None:
-    """Empty and unknown groups may be written, all others not."""
-    member = GroupMember("id", "client", "/host")
+def test_a_group_in_use_is_occupied() -> None:
+    """Empty and unlisted groups may be written; those in use or of another type not."""
+
+    def reason(state: str, kind: GroupType = GroupType.CLASSIC) -> str:
+        return occupied(GroupListing("g", kind, state)) or ""
 
     assert occupied(None) is None
-    assert occupied(GroupDescription("g", "Empty")) is None
-    assert occupied(GroupDescription("g", "Dead")) is None
-    assert "1 member" in (occupied(GroupDescription("g", "Stable", (member,))) or "")
-    assert "PreparingRebalance" in (occupied(GroupDescription("g", "PreparingRebalance")) or "")
+    assert reason("Empty") == reason("Dead") == reason("Unknown") == ""
+    assert "(Stable)" in reason("Stable")
+    assert "(PreparingRebalance)" in reason("PreparingRebalance", GroupType.CONSUMER)
+    assert "share group" in reason("Empty", GroupType.SHARE)
 
 
 def test_partitions_stopped_meanwhile_drop_out_of_a_change() -> None:

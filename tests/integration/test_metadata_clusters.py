@@ -1,0 +1,183 @@
+"""Refreshes when clusters come, go or are exchanged, and at rest with many topics and groups."""
+
+import base64
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import pytest
+
+from kmirror_dagster.broker.admin import ClusterAdmin
+from kmirror_dagster.broker.admin_types import (
+    Answers,
+    CommittedOffset,
+    ConfigChange,
+    NewTopic,
+    Partition,
+)
+from kmirror_dagster.errors import KmirrorError
+from kmirror_dagster.metadata.outcome import Step
+from kmirror_dagster.sandbox.cluster import SandboxCluster
+from kmirror_dagster.settings import FilterSettings
+from tests.conftest import ClusterFactory, Clusters
+from tests.helpers import kafka
+from tests.helpers.refreshing import RefreshedMirror, changes_of, commit, errors_of, step_of
+from tests.helpers.waiting import unique_name, wait_until
+
+pytestmark = pytest.mark.integration
+
+
+class CountingAdmin(ClusterAdmin):
+    """An admin client that counts its altering requests."""
+
+    requests: ClassVar[Counter[str]] = Counter()
+
+    def create_topics(
+        self, topics: Sequence[NewTopic], *, validate_only: bool = False, timeout_s: float | None = None
+    ) -> Mapping[str, KmirrorError | None]:
+        """Create topics, counted."""
+        self.requests["create_topics"] += 1
+        return super().create_topics(topics, validate_only=validate_only, timeout_s=timeout_s)
+
+    def create_partitions(
+        self, totals: Mapping[str, int], *, timeout_s: float | None = None
+    ) -> Mapping[str, KmirrorError | None]:
+        """Grow topics, counted."""
+        self.requests["create_partitions"] += 1
+        return super().create_partitions(totals, timeout_s=timeout_s)
+
+    def alter_configs(
+        self, changes: Mapping[str, ConfigChange], *, timeout_s: float | None = None
+    ) -> Mapping[str, KmirrorError | None]:
+        """Change configurations, counted."""
+        self.requests["alter_configs"] += 1
+        return super().alter_configs(changes, timeout_s=timeout_s)
+
+    def alter_group_offsets(
+        self, offsets: Mapping[str, Mapping[Partition, CommittedOffset]], *, timeout_s: float | None = None
+    ) -> Answers[str, Mapping[Partition, KmirrorError | None]]:
+        """Commit positions, counted."""
+        self.requests["alter_group_offsets"] += 1
+        return super().alter_group_offsets(offsets, timeout_s=timeout_s)
+
+    def delete_records(
+        self, before: Mapping[Partition, int], *, timeout_s: float | None = None
+    ) -> Answers[Partition, int]:
+        """Cut logs, counted."""
+        self.requests["delete_records"] += 1
+        return super().delete_records(before, timeout_s=timeout_s)
+
+
+@pytest.mark.case("C20")
+def test_refreshes_at_rest_alter_nothing(clusters: Clusters) -> None:
+    """Twenty refreshes of many topics and groups without a change make no altering request at all."""
+    stem = unique_name("rest")
+    source = ClusterAdmin(clusters.source.settings())
+    topics = [NewTopic(f"{stem}-{index}", 2, 1, {"retention.ms": "86400000"}) for index in range(60)]
+    assert set(source.create_topics(topics).values()) == {None}
+    wait_until(lambda: not source.topics([topic.name for topic in topics]).errors)
+    commit(clusters.source.bootstrap, f"{stem}-first", [(topics[0].name, 0, 0)])
+    positions = {(topic.name, 0): CommittedOffset(0, "text") for topic in topics}
+    source.alter_group_offsets({f"{stem}-{index}": positions for index in range(40)})
+    source.close()
+    mirror = RefreshedMirror(
+        source=clusters.source.settings(),
+        destination=clusters.destination.settings(),
+        filters=FilterSettings(topics_include=(f"{stem}-.*",), groups_include=(f"{stem}-.*",)),
+        source_cluster_id=clusters.source.cluster_id,
+        source_admin=CountingAdmin,
+        destination_admin=CountingAdmin,
+    )
+    wait_until(lambda: mirror.refresh().status.ok and CountingAdmin.requests["alter_group_offsets"], 60)
+    wait_until(lambda: changes_of(mirror.refresh()) == 0)
+    altered = dict(CountingAdmin.requests)
+    CountingAdmin.requests.clear()
+
+    outcomes = [mirror.refresh() for _ in range(20)]
+    mirror.close()
+
+    assert altered.keys() == {"create_topics", "alter_group_offsets"}
+    assert dict(CountingAdmin.requests) == {}
+    assert [errors_of(outcome) for outcome in outcomes] == [{}] * 20
+
+
+@pytest.mark.case("C27")
+def test_a_source_that_hangs_is_reported_and_sync_resumes_by_itself(
+    cluster_factory: ClusterFactory, clusters: Clusters
+) -> None:
+    """While the source does not answer, also at the first refresh, each ends in time; afterwards all is in step."""
+    source = cluster_factory("hanging")
+    topic, group = unique_name("hanging"), unique_name("hanging")
+    kafka.create_topic(source.bootstrap, topic)
+    commit(source.bootstrap, group, [(topic, 0, 0)])
+    mirror = RefreshedMirror(
+        source=source.settings(),
+        destination=clusters.destination.settings(),
+        filters=FilterSettings(topics_include=(topic,), groups_include=(group,)),
+        source_cluster_id=source.cluster_id,
+    )
+
+    mirror.deadline_s = 3
+    source.pause()
+    hanging = mirror.refresh()
+    source.resume()
+    mirror.deadline_s = 30
+    wait_until(lambda: mirror.refresh().status.source_reachable)
+    wait_until(lambda: mirror.refresh() and positions(clusters, group) == {(topic, 0): 0})
+    resumed = mirror.refresh()
+    mirror.close()
+
+    assert not hanging.status.source_reachable
+    assert hanging.topics == []
+    assert errors_of(resumed) == {}
+    assert [intent.error for intent in resumed.topics] == [None]
+
+
+def test_a_source_exchanged_under_its_address_is_never_accepted(
+    cluster_factory: ClusterFactory, clusters: Clusters
+) -> None:
+    """Another cluster that comes up at the same address is noticed by a refresher that was connected before."""
+    source = cluster_factory("exchanged")
+    topic = unique_name("exchanged")
+    kafka.create_topic(source.bootstrap, topic)
+    mirror = RefreshedMirror(
+        source=source.settings(),
+        destination=clusters.destination.settings(),
+        filters=FilterSettings(topics_include=(".*",), groups_include=("none",)),
+        source_cluster_id=source.cluster_id,
+    )
+    before = mirror.refresh()
+    rebuild(source)
+    kafka.create_topic(source.bootstrap, f"{topic}-new")
+
+    outcomes = [mirror.refresh() for _ in range(3)]
+    mirror.close()
+
+    assert before.source_replaced is None
+    for outcome in outcomes:
+        assert "another cluster" in (outcome.source_replaced or "")
+        assert [intent.topic for intent in outcome.topics] == [topic]
+        assert changes_of(outcome) == 0
+        assert step_of(outcome, Step.CLUSTER_IDS).errors["*"] == outcome.source_replaced
+
+
+def positions(clusters: Clusters, group: str) -> dict[Partition, int]:
+    """Committed positions at the destination."""
+    return kafka.committed_offsets(clusters.destination.bootstrap, group)
+
+
+def rebuild(cluster: SandboxCluster) -> None:
+    """Bring up a new, empty cluster with the ports of a former one."""
+    plan = cluster.plan
+    cluster.stop()
+    for broker in cluster.brokers:
+        shutil.rmtree(broker.home)
+    plan.model_copy(update={"cluster_id": other_cluster_id()}).save(cluster.home)
+    cluster.start()
+
+
+def other_cluster_id() -> str:
+    """A cluster id of the form Kafka gives them: 16 bytes in base64."""
+    return base64.urlsafe_b64encode(b"\x01" + secrets.token_bytes(15)).decode().rstrip("=")
