@@ -9,6 +9,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kmirror_dagster.broker.varints import append_uvarint, skip_tags, uvarint
+
 API_KEY = 1
 LOWEST_VERSION = 12
 HIGHEST_VERSION = 13
@@ -108,10 +110,10 @@ class FetchSession:
         by_topic: dict[str, list[tuple[int, FetchPosition]]] = {}
         for (topic, partition), position in changed.items():
             by_topic.setdefault(topic, []).append((partition, position))
-        _append_uvarint(out, len(by_topic) + 1)
+        append_uvarint(out, len(by_topic) + 1)
         for topic, entries in by_topic.items():
             self._append_topic(out, topic, entries[0][1].topic_id, version)
-            _append_uvarint(out, len(entries) + 1)
+            append_uvarint(out, len(entries) + 1)
             for partition, p in entries:
                 out += _PARTITION.pack(partition, p.leader_epoch, p.offset, p.last_epoch, -1, p.max_bytes)
                 out.append(0)
@@ -130,40 +132,40 @@ class FetchSession:
             out += topic_id
         else:
             name = topic.encode()
-            _append_uvarint(out, len(name) + 1)
+            append_uvarint(out, len(name) + 1)
             out += name
 
     def _append_forgotten(self, out: bytearray, forgotten: list[TopicPartition], version: int) -> None:
         by_topic: dict[str, list[int]] = {}
         for topic, partition in forgotten:
             by_topic.setdefault(topic, []).append(partition)
-        _append_uvarint(out, len(by_topic) + 1)
+        append_uvarint(out, len(by_topic) + 1)
         for topic, partitions in by_topic.items():
             self._append_topic(out, topic, self.sent[topic, partitions[0]].topic_id, version)
-            _append_uvarint(out, len(partitions) + 1)
+            append_uvarint(out, len(partitions) + 1)
             out += struct.pack(f">{len(partitions)}i", *partitions)
             out.append(0)
 
     def answer(self, view: memoryview, version: int) -> "FetchAnswer":
         """Read an answer and move the session on; records stay views into `view`."""
-        position = _skip_tags(view, 4)  # correlation id, then header tags
+        position = skip_tags(view, 4)  # correlation id, then header tags
         _, error_code, session_id = struct.unpack_from(">ihi", view, position)
         position += 10
         partitions: list[FetchedPartition] = []
-        topics, position = _uvarint(view, position)
+        topics, position = uvarint(view, position)
         for _ in range(topics - 1):
             if version >= 13:
                 topic = self.names.get(bytes(view[position : position + 16]), "")
                 position += 16
             else:
-                size, position = _uvarint(view, position)
+                size, position = uvarint(view, position)
                 topic = bytes(view[position : position + size - 1]).decode()
                 position += size - 1
-            count, position = _uvarint(view, position)
+            count, position = uvarint(view, position)
             for _ in range(count - 1):
                 fetched, position = _read_partition(view, position, topic)
                 partitions.append(fetched)
-            position = _skip_tags(view, position)
+            position = skip_tags(view, position)
         if error_code:
             self.reset()
         elif session_id == 0:
@@ -185,13 +187,13 @@ class FetchAnswer:
 def _read_partition(view: memoryview, position: int, topic: str) -> tuple[FetchedPartition, int]:
     index, error_code, high_watermark, stable, log_start = _ANSWER.unpack_from(view, position)
     position += _ANSWER.size
-    count, position = _uvarint(view, position)
+    count, position = uvarint(view, position)
     aborted: list[AbortedTransaction] = []
     for _ in range(count - 1):
         aborted.append(AbortedTransaction(*_ABORTED.unpack_from(view, position)))
-        position = _skip_tags(view, position + 16)
+        position = skip_tags(view, position + 16)
     position += 4  # preferred read replica: only given to readers that name a rack
-    size, position = _uvarint(view, position)
+    size, position = uvarint(view, position)
     length = max(size - 1, 0)
     records = view[position : position + length]
     diverging, position = _read_tags(view, position + length)
@@ -204,43 +206,14 @@ def _read_partition(view: memoryview, position: int, topic: str) -> tuple[Fetche
 def _read_tags(view: memoryview, position: int) -> tuple[int, int]:
     """End offset of the diverging epoch (tag 0), -1 without one, and the position behind the tags."""
     diverging = -1
-    count, position = _uvarint(view, position)
+    count, position = uvarint(view, position)
     for _ in range(count):
-        tag, position = _uvarint(view, position)
-        size, position = _uvarint(view, position)
+        tag, position = uvarint(view, position)
+        size, position = uvarint(view, position)
         if tag == 0 and size >= 12:
             _, diverging = struct.unpack_from(">iq", view, position)
         position += size
     return diverging, position
-
-
-def _skip_tags(view: memoryview, position: int) -> int:
-    if view[position] == 0:
-        return position + 1
-    _, position = _read_tags(view, position)
-    return position
-
-
-def _uvarint(view: memoryview, position: int) -> tuple[int, int]:
-    byte = view[position]
-    position += 1
-    if byte < 0x80:
-        return byte, position
-    result, shift = byte & 0x7F, 7
-    while True:
-        byte = view[position]
-        position += 1
-        result |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return result, position
-        shift += 7
-
-
-def _append_uvarint(out: bytearray, value: int) -> None:
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
 
 
 def topic_id_bytes(topic_id: "bytes | None") -> bytes:

@@ -15,7 +15,6 @@ from kafka.protocol.producer.transaction import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
-    WriteTxnMarkersRequest,
 )
 
 from kmirror_dagster.broker import codes
@@ -200,46 +199,3 @@ class TransactionalProducer:
             )
         if code:
             raise broker_error(code, f"{doing} transaction {self.transactional_id}")
-
-
-async def write_markers(
-    cluster: WireCluster, entries: Sequence[tuple[TopicPartition, int, int, int]], *, coordinator_epoch: int
-) -> dict[TopicPartition, int]:
-    """Write abort markers that belong to no transaction (WriteTxnMarkers): one control record each.
-
-    Needs CLUSTER_ACTION or ALTER on the cluster.
-
-    Args:
-        cluster: where.
-        entries: partition, number of markers, producer id and producer epoch to write them under; all partitions
-            led by one broker.
-        coordinator_epoch: grows with every owner; the broker refuses an older one than it saw (per producer).
-
-    Returns:
-        Kafka's error code per partition, 0 where the markers were written.
-    """
-    kind = WriteTxnMarkersRequest
-    (topic, partition), *_ = entries[0]
-    leader = await cluster.leader(topic, partition)
-    connection = await cluster.connection(leader.node_id, "markers")
-    request = kind(
-        markers=[
-            kind.WritableTxnMarker(
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                transaction_result=False,
-                topics=[kind.WritableTxnMarker.WritableTxnMarkerTopic(name=name, partition_indexes=[index])],
-                coordinator_epoch=coordinator_epoch,
-            )
-            for (name, index), count, producer_id, producer_epoch in entries
-            for _ in range(count)
-        ]
-    )
-    answer = await connection.call(request, version=connection.version(kind.API_KEY, 2), deadline_s=30.0)
-    found: dict[TopicPartition, int] = {}
-    for marker in answer.markers:
-        for entry in marker.topics:
-            for result in entry.partitions:
-                tp = (entry.name, result.partition_index)
-                found[tp] = found.get(tp) or result.error_code
-    return found

@@ -244,6 +244,7 @@ class DestinationAppender:
             return
         copier.acked, copier.acked_epoch = step.end, step.leader_epoch
         copier.futile = 0
+        copier.unproven = False
         if not step.aborted:
             copier.acked_sequence = (copier.acked_sequence + step.count) & 0x7FFFFFFF
         copier.meter.appended(now, step.count, step.size)

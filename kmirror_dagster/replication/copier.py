@@ -120,6 +120,7 @@ class Copier:
     meter: Meter = field(default_factory=Meter)
     acked_epoch: int = -1
     doubtful: bool = False
+    unproven: bool = False
     futile: int = 0
     joined_bytes: int = JOINED_BYTES
     error: ReplicationError | None = None
@@ -208,10 +209,15 @@ class Copier:
             return False
         return isinstance(head, (Marker, Hole)) or (head.aborted and not self.transaction_open)
 
-    @property
-    def data_follows(self) -> bool:
-        """Whether a batch comes right behind the head; its answer's base offset proves the head's place."""
-        return len(self.queue) > 1 and isinstance(self.queue[1].step, Append)
+    def control_end(self) -> int:
+        """Offset behind the control records the queue begins with; they are written in one go."""
+        end = self.acked
+        for entry in self.queue:
+            step = entry.step
+            if isinstance(step, Append) or (self.transaction_open and isinstance(step, Marker)):
+                break
+            end = step.end
+        return end
 
     def pop(self) -> Queued:
         """Take the head."""

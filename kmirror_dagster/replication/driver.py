@@ -12,10 +12,10 @@ from kmirror_dagster.broker.batches import next_sequence
 from kmirror_dagster.broker.fetch import FetchedPartition
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, WireCluster, retrying
-from kmirror_dagster.errors import ForeignWriteError, KmirrorError, ReplicationError, SourceLossError
+from kmirror_dagster.errors import KmirrorError, ReplicationError, SourceLossError
 from kmirror_dagster.replication.alignment import DivergedError, destination_end
 from kmirror_dagster.replication.copier import Copier, Phase, Sequence
-from kmirror_dagster.replication.markers import MarkerWriter
+from kmirror_dagster.replication.markers import MarkerWriter, foreign_write
 from kmirror_dagster.replication.plan import Append, Hole, Marker
 from kmirror_dagster.settings import PolicySettings
 
@@ -94,26 +94,28 @@ class CopierDriver:
             self._attachment.send(copier)
         elif copier.needs_barrier_work:
             copier.blocked = True
-            self._attachment.spawn(self._at_barrier(copier))
+            if isinstance(copier.head, Append) or (
+                copier.transaction_open and isinstance(copier.head, Marker)
+            ):
+                self._attachment.spawn(self._at_barrier(copier))
+            else:
+                self._write_control(copier)
         elif copier.error is not None and not copier.queue and not copier.in_flight:
             copier.on_failure(copier.error)
             return
         self._attachment.resume(copier)
 
     async def _at_barrier(self, copier: Copier) -> None:
-        """Work that needs everything before it acknowledged: control records, and opening a transaction."""
+        """Open an own transaction, or end it: both need everything before acknowledged."""
         step = copier.head
         try:
             self._assure_ownership()
             if isinstance(step, Append):
                 await self._open_transaction(copier, step.start)
-            elif isinstance(step, Marker) and copier.transaction_open and copier.transaction is not None:
+            elif step is not None and copier.transaction is not None:
                 await copier.transaction.abort()
                 await self._await_end(copier, step.end)
                 copier.transaction_open = False
-            elif isinstance(step, (Marker, Hole)):
-                self._refuse_long_hole(copier, step)
-                await self._marker_writer().write(copier, step.start, step.end)
         except ReplicationError as error:
             copier.on_failure(error)
             return
@@ -123,27 +125,54 @@ class CopierDriver:
             return
         if copier.phase is not Phase.RUNNING:
             return
+        if isinstance(step, Marker):
+            self._written(copier, step.end)
+            return
         copier.blocked = False
-        if isinstance(step, (Marker, Hole)):
-            copier.pop().lease.drop()
-            copier.acked = copier.sent = step.end
-            copier.acked_epoch = step.leader_epoch
-            copier.futile = 0
         self.advance(copier)
+
+    def _write_control(self, copier: Copier) -> None:
+        """Have the control records written that the queue begins with."""
+        head = copier.head
+        if not self._may_send():
+            self._troubled(copier, KmirrorError("this node is not sure of its leadership"))
+        elif isinstance(head, Hole) and head.end - head.start > self._policies.max_hole_records:
+            copier.on_failure(self._long_hole(copier, head))
+        else:
+            copier.sent = copier.control_end()
+            self._marker_writer().write(copier, copier.acked, copier.sent)
+
+    def _written(self, copier: Copier, end: int) -> None:
+        """Control records up to `end` are in the log: go on behind them."""
+        if copier.phase is not Phase.RUNNING:
+            return
+        copier.blocked = False
+        while copier.queue and copier.queue[0].step.end <= end:
+            entry = copier.pop()
+            copier.acked_epoch = entry.step.leader_epoch
+            entry.lease.drop()
+        copier.acked = copier.sent = end
+        copier.futile = 0
+        self.advance(copier)
+
+    def _troubled(self, copier: Copier, error: KmirrorError) -> None:
+        if isinstance(error, ReplicationError):
+            copier.on_failure(error)
+            return
+        copier.blocked = False
+        self.doubt(copier, str(error))
 
     def _assure_ownership(self) -> None:
         if not self._may_send():
             raise KmirrorError("this node is not sure of its leadership")
 
-    def _refuse_long_hole(self, copier: Copier, step: "Marker | Hole") -> None:
-        length, limit = step.end - step.start, self._policies.max_hole_records
-        if length > limit:
-            raise _final(
-                ReplicationError(
-                    f"{copier.name}: {length} offsets from {step.start} on hold no record at the source, more than "
-                    f"policies.max_hole_records ({limit}): raise it to fill them"
-                )
-            )
+    def _long_hole(self, copier: Copier, hole: Hole) -> ReplicationError:
+        error = ReplicationError(
+            f"{copier.name}: {hole.end - hole.start} offsets from {hole.start} on hold no record at the source, more "
+            f"than policies.max_hole_records ({self._policies.max_hole_records}): raise it to fill them"
+        )
+        error.retriable = False
+        return error
 
     async def _open_transaction(self, copier: Copier, start: int) -> None:
         """Open the own transaction that records from offset `start` on are aborted in."""
@@ -191,7 +220,7 @@ class CopierDriver:
             if reached == wanted:
                 break
             if reached > wanted:
-                raise _foreign(copier, reached, wanted)
+                raise foreign_write(copier, reached, wanted)
             if time.monotonic() > end:
                 raise KmirrorError(f"{copier.name}: the marker at {wanted - 1} did not show")
             await asyncio.sleep(0.002)
@@ -205,7 +234,9 @@ class CopierDriver:
 
     def _marker_writer(self) -> MarkerWriter:
         if self._markers is None:
-            self._markers = MarkerWriter(self._destination, self._prefix)
+            self._markers = MarkerWriter(
+                self._destination, self._prefix, on_written=self._written, on_trouble=self._troubled
+            )
         return self._markers
 
     # doubt and failure
@@ -245,8 +276,8 @@ class CopierDriver:
                 )
             )
             return
-        if end.offset > copier.sent + 1:  # one marker may have been on its way
-            copier.on_failure(_foreign(copier, end.offset, copier.sent))
+        if end.offset > copier.sent + 1:  # an own transaction's marker may have been on its way
+            copier.on_failure(foreign_write(copier, end.offset, copier.sent))
             return
         if end.offset < copier.acked:
             log.warning(
@@ -308,15 +339,3 @@ class CopierDriver:
             f"{copier.name}: the source ends at {last}, before the destination's end {copier.planned}: it lost its "
             "tail; delete the topic at the destination to mirror the source anew"
         )
-
-
-def _foreign(copier: Copier, found: int, expected: int) -> ForeignWriteError:
-    return ForeignWriteError(
-        f"{copier.name}: the destination ends at {found} instead of {expected}: somebody else writes to this topic; "
-        "stop the other writer, delete the topic at the destination and run recover"
-    )
-
-
-def _final(error: ReplicationError) -> ReplicationError:
-    error.retriable = False
-    return error

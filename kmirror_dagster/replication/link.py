@@ -167,7 +167,9 @@ class MirrorLink:
         end = time.monotonic() + deadline_s
         while copier.in_flight and time.monotonic() < end:
             await asyncio.sleep(0.002)
-        copier.doubtful = copier.doubtful or bool(copier.in_flight) or not running or copier.blocked
+        copier.doubtful = (
+            copier.doubtful or bool(copier.in_flight) or not running or copier.blocked or copier.unproven
+        )
         if copier.doubtful or (final and copier.transaction_open):
             left = max(end - time.monotonic(), 1.0)
             return await self.position(

@@ -8,12 +8,14 @@ round. Neither touches the last stable offset or the transaction index while not
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
-from kmirror_dagster.broker import codes
+from kmirror_dagster.broker import codes, markers
 from kmirror_dagster.broker.codes import broker_error
-from kmirror_dagster.broker.transactions import TransactionalProducer, write_markers
+from kmirror_dagster.broker.connection import Connection, Frame
+from kmirror_dagster.broker.markers import Markers
+from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.broker.wire import LATEST, WireCluster
 from kmirror_dagster.errors import DeadlineError, FencedError, ForeignWriteError, KmirrorError
 from kmirror_dagster.replication.copier import Copier
@@ -22,134 +24,243 @@ log = logging.getLogger(__name__)
 
 # WriteTxnMarkers entries of one request; the broker answers when all are appended.
 _BULK_ENTRIES = 2_000
+_UNANSWERED_S = 30.0
 _CONFIRM_S = 15.0
 _CHECK_EVERY_S = 0.002
+_PROVE_EVERY_S = 1.0
 
 
 @dataclass(eq=False)
 class _Order:
+    """Offsets `start` to `end` (exclusive) of one partition that are to be control records."""
+
     copier: Copier
     start: int
     end: int
-    done: "asyncio.Future[None]"
+    generation: int
+
+
+@dataclass
+class _Lane:
+    """Orders for one broker (bulk) or one transactional id; one request or round at a time."""
+
+    waiting: list[_Order] = field(default_factory=list[_Order])
+    busy: bool = False
 
 
 class MarkerWriter:
     """Writes control records for all partitions of a mirror on this node; one round serves all that wait.
 
     A partition waits here with nothing in flight, its log end being the offset of its next control record.
+
+    Args:
+        cluster: the destination.
+        transactional_prefix: what the transactional ids begin with.
+        on_written: called with a copier and the offset up to which its control records are written.
+        on_trouble: called with a copier and the reason when its outcome is unknown or it was refused.
     """
 
-    def __init__(self, cluster: WireCluster, transactional_prefix: str) -> None:
+    def __init__(
+        self,
+        cluster: WireCluster,
+        transactional_prefix: str,
+        *,
+        on_written: Callable[[Copier, int], None],
+        on_trouble: Callable[[Copier, KmirrorError], None],
+    ) -> None:
         self._cluster = cluster
         self._prefix = transactional_prefix
-        self._lanes: dict[int, TransactionalProducer] = {}
-        self._waiting: list[_Order] = []
+        self._on_written = on_written
+        self._on_trouble = on_trouble
+        self._producers: dict[int, TransactionalProducer] = {}
+        self._brokers: dict[int, _Lane] = {}
+        self._lanes: dict[int, _Lane] = {}
         self._bulk = True
-        self._wake = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="marker-writer")
+        self._connections: dict[int, Connection] = {}
+        self._unproven: dict[Copier, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._prover = asyncio.get_running_loop().create_task(self._prove(), name="marker-prover")
 
-    async def write(self, copier: Copier, start: int, end: int) -> None:
-        """Fill offsets `start` to `end` (exclusive) with control records and see them there.
-
-        Raises:
-            KmirrorError: the outcome is unknown or the broker refused; read the log end before going on.
-        """
-        order = _Order(copier, start, end, asyncio.get_running_loop().create_future())
-        self._waiting.append(order)
-        self._wake.set()
-        await order.done
+    def write(self, copier: Copier, start: int, end: int) -> None:
+        """Fill offsets `start` to `end` (exclusive) with control records; the outcome comes by callback."""
+        self._queue(_Order(copier, start, end, copier.generation))
 
     async def close(self) -> None:
-        """End; who waits is left with a cancelled order."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        for order in self._waiting:
-            order.done.cancel()
+        """End everything under way."""
+        tasks = [*self._tasks, self._prover]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            orders, self._waiting = self._waiting, []
-            groups: dict[int, list[_Order]] = {}
-            for order in orders:
-                leader = self._cluster.known_leader(*order.copier.key)
-                # by broker for bulk markers, by lane for transactions: both kinds of group work in parallel
-                key = leader.node_id if leader is not None else -1
-                groups.setdefault(key if self._bulk else order.copier.fenced_lane, []).append(order)
-            await asyncio.gather(*(self._serve(group) for group in groups.values()))
+    def _queue(self, order: _Order) -> None:
+        leader = self._cluster.known_leader(*order.copier.key)
+        if self._bulk and leader is not None:
+            lane = self._brokers.setdefault(leader.node_id, _Lane())
+            lane.waiting.append(order)
+            self._send_bulk(leader.node_id, lane)
+        elif self._bulk:
+            self._trouble([order], KmirrorError(f"{order.copier.name} has no leader"))
+        else:
+            lane = self._lanes.setdefault(order.copier.fenced_lane, _Lane())
+            lane.waiting.append(order)
+            self._begin_round(order.copier.fenced_lane, lane)
 
-    async def _serve(self, orders: list[_Order]) -> None:
-        try:
-            if self._bulk:
-                await self._write_bulk(orders)
-            if not self._bulk:
-                await self._write_transactions(orders)
-        except asyncio.CancelledError:
-            for order in orders:
-                order.done.cancel()
-            raise
-        except KmirrorError as error:
-            _fail(orders, error)
-        except Exception as error:
-            log.exception("writing control records")
-            _fail(orders, KmirrorError(f"writing control records failed: {error}"))
-        for order in orders:
-            if not order.done.done():
-                order.done.set_result(None)
+    def _spawn(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # WriteTxnMarkers
 
-    async def _write_bulk(self, orders: list[_Order]) -> None:
-        written = {order: order.start for order in orders}
-        while pending := [order for order in orders if not order.done.done() and written[order] < order.end]:
-            room = _BULK_ENTRIES
-            share: dict[_Order, int] = {}
-            for order in pending:
-                count = min(order.end - written[order], max(1, room))
-                share[order] = count
-                room -= count
-                if room <= 0:
-                    break
-            found = await write_markers(
-                self._cluster,
-                [
-                    (
-                        order.copier.key,
-                        count,
-                        order.copier.plain.producer_id,
-                        order.copier.plain.producer_epoch,
-                    )
-                    for order, count in share.items()
-                ],
-                coordinator_epoch=max(order.copier.owner_epoch for order in share),
-            )
-            if codes.CLUSTER_AUTHORIZATION_FAILED in found.values():
-                log.info(
-                    "no CLUSTER_ACTION or ALTER on the cluster: control records are written by transactions"
+    def _send_bulk(self, node_id: int, lane: _Lane) -> None:
+        if lane.busy or not lane.waiting:
+            return
+        lane.busy = True
+        connection = self._connections.get(node_id)
+        if connection is None or not connection.alive:
+            self._spawn(asyncio.get_running_loop().create_task(self._connect(node_id, lane)))
+            return
+        share = _share(lane)
+        correlation_id = connection.next_id()
+        frame = markers.request(
+            [
+                Markers(
+                    order.copier.topic,
+                    order.copier.partition,
+                    count,
+                    order.copier.plain.producer_id,
+                    order.copier.plain.producer_epoch,
+                    order.copier.owner_epoch,
                 )
-                self._bulk = False
-                return
-            for order, count in share.items():
-                code = found.get(order.copier.key, codes.REQUEST_TIMED_OUT)
-                if code:
-                    order.done.set_exception(broker_error(code, f"writing markers into {order.copier.name}"))
+                for order, count in share
+            ],
+            correlation_id=correlation_id,
+            client_id=self._cluster.settings.client_id,
+        )
+        future = connection.send(correlation_id, [frame])
+        timer = asyncio.get_running_loop().call_later(_UNANSWERED_S, connection.close)
+        future.add_done_callback(lambda done: self._bulk_answered(done, node_id, lane, share, timer))
+
+    async def _connect(self, node_id: int, lane: _Lane) -> None:
+        try:
+            self._connections[node_id] = await self._cluster.connection(node_id, "markers")
+        except KmirrorError as error:
+            orders, lane.waiting = lane.waiting, []
+            self._trouble(orders, error)
+        finally:
+            lane.busy = False
+        self._send_bulk(node_id, lane)
+
+    def _bulk_answered(
+        self,
+        future: "asyncio.Future[Frame]",
+        node_id: int,
+        lane: _Lane,
+        share: list[tuple[_Order, int]],
+        timer: asyncio.TimerHandle,
+    ) -> None:
+        timer.cancel()
+        lane.busy = False
+        orders = [order for order, _ in share]
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            reason = error if isinstance(error, KmirrorError) else KmirrorError(str(error))
+            self._trouble(orders, reason)
+        else:
+            found = markers.answer(future.result().view)
+            if codes.CLUSTER_AUTHORIZATION_FAILED in found.values():
+                self._without_right(orders)
+            else:
+                self._settle(lane, share, found)
+        self._send_bulk(node_id, lane)
+
+    def _settle(
+        self, lane: _Lane, share: list[tuple[_Order, int]], found: dict[tuple[str, int], int]
+    ) -> None:
+        for order, count in share:
+            copier = order.copier
+            code = found.get(copier.key, codes.REQUEST_TIMED_OUT)
+            if code:
+                if code in codes.STALE_METADATA:
+                    self._cluster.forget(*copier.key)
+                self._trouble([order], broker_error(code, f"writing markers into {copier.name}"))
+                continue
+            order.start += count
+            if order.start < order.end:
+                lane.waiting.append(order)
+                continue
+            if order.generation == copier.generation:
+                # the next batch's base offset proves their place; asking would cost a round trip each time
+                copier.unproven = True
+                self._unproven[copier] = None
+                self._on_written(copier, order.end)
+
+    def _without_right(self, orders: list[_Order]) -> None:
+        """Go over to transactions for good: the broker refused before it wrote anything."""
+        if self._bulk:
+            log.info("no CLUSTER_ACTION or ALTER on the cluster: control records are written by transactions")
+            self._bulk = False
+        for lane in self._brokers.values():
+            waiting, lane.waiting = lane.waiting, []
+            orders = [*orders, *waiting]
+        for order in orders:
+            self._queue(order)
+
+    async def _prove(self) -> None:
+        """Look, once a second, whether control records at the end of a quiet log are where they should be."""
+        while True:
+            await asyncio.sleep(_PROVE_EVERY_S)
+            quiet = [c for c in self._unproven if c.unproven and not c.in_flight and not c.queue]
+            self._unproven = dict.fromkeys(c for c in self._unproven if c.unproven and c not in quiet)
+            if not quiet:
+                continue
+            expected = {copier: (copier.acked, copier.generation) for copier in quiet}
+            try:
+                found = await self._cluster.list_offsets([copier.key for copier in quiet], LATEST)
+            except KmirrorError as error:
+                log.debug("control records not looked at: %s", error)
+                self._unproven.update(dict.fromkeys(quiet))
+                continue
+            for copier in quiet:
+                outcome = found[copier.key]
+                if (copier.acked, copier.generation) != expected[copier] or copier.in_flight or copier.queue:
+                    self._unproven[copier] = None
+                elif outcome.error is not None or outcome.offset < copier.acked:
+                    self._unproven[copier] = None  # no leader now, or followers are behind
+                elif outcome.offset > copier.acked:
+                    self._on_trouble(copier, foreign_write(copier, outcome.offset, copier.acked))
                 else:
-                    written[order] += count
-        # where data follows, its base offset will tell; asking would cost a round trip per transaction
-        await self._confirm([o for o in orders if not o.done.done() and not o.copier.data_follows])
+                    copier.unproven = False
 
     # empty transactions
 
-    async def _write_transactions(self, orders: list[_Order]) -> None:
-        lane = orders[0].copier.fenced_lane
-        producer = self._lanes.get(lane)
+    def _begin_round(self, number: int, lane: _Lane) -> None:
+        if lane.busy or not lane.waiting:
+            return
+        lane.busy = True
+        orders, lane.waiting = lane.waiting, []
+        self._spawn(asyncio.get_running_loop().create_task(self._round(number, lane, orders)))
+
+    async def _round(self, number: int, lane: _Lane, orders: list[_Order]) -> None:
+        try:
+            await self._write_transactions(number, orders)
+        except KmirrorError as error:
+            self._trouble(orders, error)
+        except Exception as error:
+            log.exception("writing control records")
+            self._trouble(orders, KmirrorError(f"writing control records failed: {error}"))
+        finally:
+            lane.busy = False
+        self._begin_round(number, lane)
+
+    async def _write_transactions(self, number: int, orders: list[_Order]) -> None:
+        producer = self._producers.get(number)
         if producer is None:
-            producer = TransactionalProducer(self._cluster, f"{self._prefix}-markers-{lane}")
+            producer = TransactionalProducer(self._cluster, f"{self._prefix}-markers-{number}")
             # fences the former owner; a marker it had begun is written now, at the very offset it was meant for
             await producer.start(timeout_ms=60_000)
-            self._lanes[lane] = producer
+            self._producers[number] = producer
         reached = await self._ends(orders)
         try:
             while pending := [order for order in orders if reached[order] < order.end]:
@@ -157,44 +268,59 @@ class MarkerWriter:
                 await producer.abort()
                 for order in pending:
                     reached[order] += 1
-                await self._confirm(pending, reached)
+                await self._confirm({order: reached[order] for order in pending})
         except FencedError:
-            del self._lanes[lane]
+            del self._producers[number]
             raise
+        for order in orders:
+            if reached[order] > order.end:
+                self._trouble([order], foreign_write(order.copier, reached[order], order.end))
+            elif order.generation == order.copier.generation:
+                self._on_written(order.copier, order.end)
 
     async def _ends(self, orders: Iterable[_Order]) -> dict[_Order, int]:
         found = await self._cluster.list_offsets([order.copier.key for order in orders], LATEST)
         return {order: found[order.copier.key].value() for order in orders}
 
-    async def _confirm(self, orders: list[_Order], expected: dict[_Order, int] | None = None) -> None:
+    async def _confirm(self, expected: dict[_Order, int]) -> None:
         """Wait until the control records are at the log's end, and nothing else is."""
         limit = time.monotonic() + _CONFIRM_S
-        while orders:
-            found = await self._cluster.list_offsets([order.copier.key for order in orders], LATEST)
-            behind: list[_Order] = []
-            for order in orders:
-                wanted = order.end if expected is None else expected[order]
-                outcome = found[order.copier.key]
-                if outcome.error is not None:
-                    order.done.set_exception(outcome.error)
-                elif outcome.offset < wanted:
-                    behind.append(order)
-                elif outcome.offset > wanted:
-                    order.done.set_exception(
-                        ForeignWriteError(
-                            f"{order.copier.name}: the destination ends at {outcome.offset} instead of {wanted}: "
-                            "somebody else writes to this topic; stop the other writer, delete the topic at the "
-                            "destination and run recover"
-                        )
-                    )
-            orders = behind
-            if orders and time.monotonic() > limit:
+        while True:
+            found = await self._ends(expected)
+            for order, offset in found.items():
+                if offset > expected[order]:
+                    raise foreign_write(order.copier, offset, expected[order])
+            if found == expected:
+                return
+            if time.monotonic() > limit:
                 raise DeadlineError(f"control records did not show within {_CONFIRM_S:g} s")
-            if orders:
-                await asyncio.sleep(_CHECK_EVERY_S)
+            await asyncio.sleep(_CHECK_EVERY_S)
+
+    def _trouble(self, orders: Iterable[_Order], error: KmirrorError) -> None:
+        for order in orders:
+            if order.generation == order.copier.generation:
+                # what was found out about one partition puts only that one into FAILED; the others look again
+                others = isinstance(error, ForeignWriteError) and not str(error).startswith(
+                    f"{order.copier.name}:"
+                )
+                self._on_trouble(order.copier, KmirrorError(str(error)) if others else error)
 
 
-def _fail(orders: list[_Order], error: KmirrorError) -> None:
-    for order in orders:
-        if not order.done.done():
-            order.done.set_exception(error)
+def _share(lane: _Lane) -> list[tuple[_Order, int]]:
+    """Orders of the next request and how many markers each gets; what has to wait stays in the lane."""
+    room = _BULK_ENTRIES
+    share: list[tuple[_Order, int]] = []
+    while lane.waiting and room > 0:
+        order = lane.waiting.pop(0)
+        count = min(order.end - order.start, room)
+        room -= count
+        share.append((order, count))
+    return share
+
+
+def foreign_write(copier: Copier, found: int, expected: int) -> ForeignWriteError:
+    """Error of a destination log that is longer than the mirror made it."""
+    return ForeignWriteError(
+        f"{copier.name}: the destination ends at {found} instead of {expected}: somebody else writes to this topic; "
+        "stop the other writer, delete the topic at the destination and run recover"
+    )
