@@ -235,8 +235,16 @@ def commit_offsets(bootstrap: str, group: str, offsets: Sequence[tuple[str, int,
 
 
 def committed_offsets(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
-    """Committed offsets of a group by (topic, partition)."""
-    request = ConsumerGroupTopicPartitions(group)
-    client = admin(bootstrap)
-    result = client.list_consumer_group_offsets([request])[group].result(DEADLINE_S)
-    return {(each.topic, each.partition): each.offset for each in result.topic_partitions if each.offset >= 0}
+    """Committed offsets of a group by (topic, partition).
+
+    Through a consumer that never joins the group: librdkafka's admin call brings the process down when the
+    group's coordinator is just moving in (2.16).
+    """
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group}, logger=logger)
+    try:
+        topics = consumer.list_topics(timeout=DEADLINE_S).topics
+        every = [TopicPartition(name, index) for name, topic in topics.items() for index in topic.partitions]
+        found = consumer.committed(every, timeout=DEADLINE_S)
+    finally:
+        consumer.close()
+    return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
