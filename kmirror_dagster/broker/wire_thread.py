@@ -40,7 +40,10 @@ class WireThread:
             DeadlineError: it is not done within `timeout_s` seconds; it is cancelled then.
             KmirrorError: what `work` raises, or that the client was closed meanwhile.
         """
-        future = asyncio.run_coroutine_threadsafe(self._bounded(work, timeout_s, doing), self._started())
+        with self._lock:
+            # under the lock, so that nothing is handed to a loop that `close` has told to stop
+            loop = self._started()
+            future = asyncio.run_coroutine_threadsafe(self._bounded(work, timeout_s, doing), loop)
         try:
             return future.result(timeout_s + _GRACE_S)
         except (concurrent.futures.CancelledError, asyncio.CancelledError):
@@ -55,9 +58,9 @@ class WireThread:
             self._closed = True
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
-        if loop is None or thread is None:
-            return
-        loop.call_soon_threadsafe(loop.stop)
+            if loop is None or thread is None:
+                return
+            loop.call_soon_threadsafe(loop.stop)
         if thread is not threading.current_thread():
             thread.join(_JOIN_S)
 
@@ -74,17 +77,16 @@ class WireThread:
         return f"{doing}: {self._settings.address} did not answer within {timeout_s:g} s"
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._closed:
-                raise KmirrorError(f"client of {self._settings.address} is closed")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                # a daemon: a client that nobody closed must not keep the process alive
-                self._thread = threading.Thread(
-                    target=self._serve, args=(self._loop,), name="kmirror-admin", daemon=True
-                )
-                self._thread.start()
-            return self._loop
+        if self._closed:
+            raise KmirrorError(f"client of {self._settings.address} is closed")
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            # a daemon: a client that nobody closed must not keep the process alive
+            self._thread = threading.Thread(
+                target=self._serve, args=(self._loop,), name="kmirror-admin", daemon=True
+            )
+            self._thread.start()
+        return self._loop
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
