@@ -28,6 +28,7 @@ _COORDINATOR_MOVED = frozenset(
 _LONGEST_TIMEOUT_MS = 900_000  # default of the broker's transaction.max.timeout.ms
 _INVALID_TRANSACTION_TIMEOUT = 50
 _ONGOING = "Ongoing"
+SHARED_EPOCH = 0
 
 
 async def new_producer_id(cluster: WireCluster) -> tuple[int, int]:
@@ -40,6 +41,21 @@ async def new_producer_id(cluster: WireCluster) -> tuple[int, int]:
     if answer.error_code:
         raise broker_error(answer.error_code, "obtaining a producer id")
     return answer.producer_id, answer.producer_epoch
+
+
+async def shared_producer_id(cluster: WireCluster, transactional_id: str) -> int:
+    """Producer id that everybody gets who asks with the same transactional id, to be used with SHARED_EPOCH.
+
+    For appends outside of transactions: writers that know nothing of each other are kept in order by the sequence
+    numbers of one producer. Kafka forgets the id when it was not asked for during a week
+    (transactional.id.expiration.ms).
+    """
+    producer = TransactionalProducer(cluster, transactional_id)
+    state = await producer.describe()
+    if state is not None:
+        return int(state.producer_id)
+    await producer.start(timeout_ms=60_000)
+    return producer.producer_id
 
 
 class TransactionalProducer:
@@ -92,6 +108,16 @@ class TransactionalProducer:
         Returns:
             Whether there is one.
         """
+        state = await self.describe(deadline_s=deadline_s)
+        if state is None or state.transaction_state != _ONGOING:
+            return False
+        if partition not in {(entry.topic, index) for entry in state.topics for index in entry.partitions}:
+            return False
+        self.inherit(state.producer_id, state.producer_epoch)
+        return True
+
+    async def describe(self, *, deadline_s: float = 30.0) -> Any:
+        """What the coordinator knows of the id (DescribeTransactions); None when nothing."""
         answer = await self._ask(
             lambda: DescribeTransactionsRequest(transactional_ids=[self.transactional_id]),
             deadline_s,
@@ -100,13 +126,9 @@ class TransactionalProducer:
         )
         state = answer.transaction_states[0]
         if state.error_code == codes.TRANSACTIONAL_ID_NOT_FOUND:
-            return False
+            return None
         self._check(state.error_code, "describing")
-        held = {(entry.topic, index) for entry in state.topics for index in entry.partitions}
-        if state.transaction_state != _ONGOING or partition not in held:
-            return False
-        self.inherit(state.producer_id, state.producer_epoch)
-        return True
+        return state
 
     def inherit(self, producer_id: int, producer_epoch: int) -> None:
         """Go on under an identity the former user left with an open transaction."""

@@ -13,7 +13,7 @@ from kmirror_dagster.broker import codes, produce
 from kmirror_dagster.broker.batches import next_sequence
 from kmirror_dagster.broker.codes import broker_error
 from kmirror_dagster.broker.reads import look_at
-from kmirror_dagster.broker.transactions import new_producer_id
+from kmirror_dagster.broker.transactions import SHARED_EPOCH, new_producer_id, shared_producer_id
 from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, TopicPartition, WireCluster, retrying
 from kmirror_dagster.errors import (
     BrokerError,
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _DEADLINE_S = 30.0
 _FILL_TIMEOUT_MS = 60_000
+_OVERTAKEN = frozenset({codes.OUT_OF_ORDER_SEQUENCE_NUMBER, codes.DUPLICATE_SEQUENCE_NUMBER})
 
 
 class DivergedError(ReplicationError):
@@ -108,15 +109,24 @@ async def align(
     destination: WireCluster,
     record: PartitionRecord,
     policies: PolicySettings,
+    *,
+    filler_id: str,
 ) -> Alignment:
     """Do the work of LOG_ALIGNMENT for one partition.
+
+    Args:
+        source: cluster read from.
+        destination: cluster written to.
+        record: what is stored of the partition.
+        policies: of the mirror.
+        filler_id: transactional id that gives filler its producer id; the same for every owner of the partition.
 
     Raises:
         ReplicationError: cannot be aligned; its `retriable` flag tells whether time may help.
     """
     tp = (record.topic, record.partition)
     try:
-        return await _align(source, destination, tp, record, policies)
+        return await _align(source, destination, tp, record, policies, filler_id)
     except ReplicationError:
         raise
     except BrokerError as error:
@@ -133,6 +143,7 @@ async def _align(
     tp: TopicPartition,
     record: PartitionRecord,
     policies: PolicySettings,
+    filler_id: str,
 ) -> Alignment:
     await source.refresh([tp[0]])
     leader = await retrying(lambda: source.leader(*tp), deadline_s=_DEADLINE_S)
@@ -163,8 +174,8 @@ async def _align(
     if end.offset < first or (filling and end.offset == first):
         if start < end.offset and not filling:
             _refuse_loss(tp, policies, end.offset, first)
-        fill = Filler(destination, tp, producer_id, producer_epoch, end)
-        end = await fill.up_to(first)
+        await Filler(destination, tp, filler_id).up_to(first)
+        end = await destination_end(destination, tp, producer_id)
         start = first
     last_epoch = -1
     if end.offset > max(source_start, start):
@@ -264,34 +275,32 @@ async def _prove_common(
 
 
 class Filler:
-    """Appends filler up to an offset and deletes it again; can be interrupted and begun again anywhere."""
+    """Appends filler up to an offset and deletes it again; can be interrupted and begun again anywhere.
 
-    def __init__(
-        self,
-        destination: WireCluster,
-        tp: TopicPartition,
-        producer_id: int,
-        producer_epoch: int,
-        end: DestinationEnd,
-    ) -> None:
+    All owners of a partition append filler under one producer id, which no stored record is needed for: sequence
+    numbers keep them from filling the same offsets twice.
+    """
+
+    def __init__(self, destination: WireCluster, tp: TopicPartition, filler_id: str) -> None:
         self._destination = destination
         self._tp = tp
-        self._producer_id = producer_id
-        self._producer_epoch = producer_epoch
-        self._end = end
+        self._filler_id = filler_id
+        self._producer_id = -1
+        self._end = DestinationEnd(0, 0, None)
 
-    async def up_to(self, first: int) -> DestinationEnd:
+    async def up_to(self, first: int) -> None:
         """Bring log end and log start to `first`.
 
         Raises:
             KmirrorError: as the broker answered; what was appended stays and is gone on from.
         """
+        self._producer_id = await shared_producer_id(self._destination, self._filler_id)
+        self._end = await destination_end(self._destination, self._tp, self._producer_id)
         await self._delete()
         while self._end.offset < first:
             await self._append(min(first - self._end.offset, BATCH_RECORDS))
             # at once, so that filler never shows for longer than one request and takes no space
             await self._delete()
-        return self._end
 
     async def _delete(self) -> None:
         if self._end.offset:
@@ -304,7 +313,7 @@ class Filler:
             count,
             int(time.time() * 1000),
             producer_id=self._producer_id,
-            producer_epoch=self._producer_epoch,
+            producer_epoch=SHARED_EPOCH,
             base_sequence=self._end.next_sequence,
         )
         leader = await self._destination.leader(topic, partition)
@@ -325,6 +334,8 @@ class Filler:
             connection.close()
             raise ConnectionLostError(f"filling {topic}/{partition} unanswered") from None
         answer = produce.answer(frame.view)[0]
+        if answer.error_code in _OVERTAKEN:
+            raise ReplicationError(f"{topic}/{partition}: another owner fills offset {self._end.offset}")
         if answer.error_code:
             raise broker_error(answer.error_code, f"filling {topic}/{partition} at {self._end.offset}")
         if answer.base_offset != self._end.offset:

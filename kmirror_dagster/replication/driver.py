@@ -230,7 +230,7 @@ class CopierDriver:
             copier.aborting = None
 
     def transactional_id(self, topic: str, partition: int) -> str:
-        return f"{self._prefix}-{topic}-{partition}"
+        return f"{self._prefix}/{topic}/{partition}"
 
     def _marker_writer(self) -> MarkerWriter:
         if self._markers is None:

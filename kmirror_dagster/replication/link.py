@@ -72,7 +72,8 @@ class MirrorLink:
         self.node_id = node_id
         self.source = WireCluster(settings.source, role="source")
         self.destination = WireCluster(settings.destination, role="destination")
-        self._prefix = f"{transactional_prefix}-{settings.mirror}"
+        # "/" cannot be in a mirror's or a topic's name: ids of two mirrors, or of two topics, never coincide
+        self._prefix = f"{transactional_prefix}/{settings.mirror}"
         self._state_partitions = state_partitions
         self._may_send = may_send
         self._budget = budget
@@ -100,8 +101,13 @@ class MirrorLink:
         Raises:
             ReplicationError: with the reason to store.
         """
-        del topic, partition  # the record names them
-        return await align(self.source, self.destination, record, self.settings.policies)
+        return await align(
+            self.source,
+            self.destination,
+            record,
+            self.settings.policies,
+            filler_id=f"{self._prefix}/{topic}/{partition}/filler",
+        )
 
     def start(
         self,

@@ -257,7 +257,7 @@ class MarkerWriter:
     async def _write_transactions(self, number: int, orders: list[_Order]) -> None:
         producer = self._producers.get(number)
         if producer is None:
-            producer = TransactionalProducer(self._cluster, f"{self._prefix}-markers-{number}")
+            producer = TransactionalProducer(self._cluster, f"{self._prefix}/{number}")
             # fences the former owner; a marker it had begun is written now, at the very offset it was meant for
             await producer.start(timeout_ms=60_000)
             self._producers[number] = producer
