@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
 from kmirror_dagster.coordination.decisions import intent_after_refresh
+from kmirror_dagster.coordination.keys import PartitionKey
 from kmirror_dagster.coordination.ports import MetadataRefresher
 from kmirror_dagster.coordination.shard import Shard, Write
 from kmirror_dagster.coordination.view import Change, StateView
@@ -21,6 +22,27 @@ RefresherFactory = Callable[[MirrorRecord], MetadataRefresher]
 
 # one refresh, all steps; a source that does not answer must not hold it for longer
 _DEADLINE_S = 120.0
+
+
+class LiveStates(Mapping[tuple[str, int], MirrorState]):
+    """States of a mirror's partitions as they are at each look-up: a refresh under way must see a stop.
+
+    Read from the refresh's thread while the loop changes the view; a look-up is a single step.
+    """
+
+    def __init__(self, view: StateView, mirror: str) -> None:
+        self._view = view
+        self._mirror = mirror
+
+    def __getitem__(self, key: tuple[str, int]) -> MirrorState:
+        return self._view.states[PartitionKey(self._mirror, *key)].state
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        names = tuple(self._view.partitions_of(self._mirror))
+        return iter([(name.topic, name.partition) for name in names if name in self._view.states])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 @dataclass
@@ -202,11 +224,7 @@ class RefreshCoordinator:
     async def _work(self, mirror: str, runner: _Runner) -> RefreshOutcome:
         record = self._view.mirrors[mirror]
         known = dict(self._view.topics.get(mirror, {}))
-        states: dict[tuple[str, int], MirrorState] = {
-            (name.topic, name.partition): state.state
-            for name in self._view.partitions_of(mirror)
-            if (state := self._view.states.get(name)) is not None
-        }
+        states = LiveStates(self._view, mirror)
         previous = runner.refresher if runner.revision != record.revision else None
 
         def work() -> RefreshOutcome:
