@@ -38,6 +38,7 @@ CLIENT_SOFTWARE = "kmirror-dagster"
 _STAGING_BYTES = 64 * 1024
 # One readiness callback reads at most this much, so that one busy connection cannot starve the others.
 _READ_BURST_BYTES = 4 * 1024 * 1024
+_BUFFER_STEP = 1024 * 1024
 _MAX_FRAME_BYTES = 512 * 1024 * 1024
 _SOCKET_BUFFER_BYTES = 4 * 1024 * 1024
 _IOV_LIMIT = 512
@@ -71,7 +72,7 @@ class BufferPool:
             if len(candidate) >= size:
                 return self.free.pop(index)
         # rounded up, so that answers of about the same size share buffers
-        return bytearray(1 << max(size - 1, 1).bit_length())
+        return bytearray(-(-size // _BUFFER_STEP) * _BUFFER_STEP)
 
     def release(self, lease: bytearray | None) -> None:
         """Give a buffer back; the caller must not hold views of it any more."""

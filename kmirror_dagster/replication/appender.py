@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 5
 _REQUEST_BYTES = 4 * 1024 * 1024
+_SMALL_REQUEST_BYTES = 64 * 1024
+_GATHER_S = 0.002
 _TIMEOUT_MS = 30_000
 _TOO_LARGE = frozenset({codes.MESSAGE_TOO_LARGE, codes.RECORD_LIST_TOO_LARGE})
 _LEAST_JOINED_BYTES = 4 * 1024
@@ -76,6 +78,7 @@ class DestinationAppender:
         self._may_send = may_send
         self._ready: dict[Copier, None] = {}
         self._requests = 0
+        self._last_sent = 0.0
         self._connection: Connection | None = None
         self._wake = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"appender-{node_id}")
@@ -118,6 +121,10 @@ class DestinationAppender:
         while self._ready and self._requests < MAX_IN_FLIGHT:
             if self._connection is None or not self._connection.alive:
                 self._connection = await self._cluster.connection(self.node_id, "produce")
+            wait = self._gathering_s()
+            if wait > 0:
+                asyncio.get_running_loop().call_later(wait, self._wake.set)
+                return
             if not self._may_send():
                 self._doubt_ready("this node is not sure of its leadership")
                 return
@@ -134,6 +141,21 @@ class DestinationAppender:
                     sent.copier.in_flight -= 1
                     reason = f"{sent.copier.name}: cannot send offset {sent.step.start}: {error!r}"
                     sent.copier.on_failure(ReplicationError(reason))
+
+    def _gathering_s(self) -> float:
+        """Seconds to wait for more partitions: little is ready, and a request is out that was sent just now.
+
+        Many small requests cost brokers and this node more than the moment costs in latency.
+        """
+        if not self._requests:
+            return 0.0
+        size = 0
+        for copier in self._ready:
+            head = copier.head
+            size += head.size if isinstance(head, Append) else 0
+            if size >= _SMALL_REQUEST_BYTES:
+                return 0.0
+        return self._last_sent + _GATHER_S - time.monotonic()
 
     def _gather(self) -> tuple[list[_Sent], str | None]:
         """Heads of ready partitions for one request; one of an aborted run goes alone, with its transaction."""
@@ -182,6 +204,7 @@ class DestinationAppender:
             transactional_id=transactional_id,
         )
         self._requests += 1
+        self._last_sent = time.monotonic()
         future = connection.send(correlation_id, buffers)
         timer = asyncio.get_running_loop().call_later(_UNANSWERED_S, connection.close)
         future.add_done_callback(lambda done: self._answered(done, batch, timer))

@@ -20,7 +20,7 @@ from kmirror_dagster.replication.progress import Meter, Progress
 TopicPartition = tuple[str, int]
 
 # Bytes one partition may have fetched and not yet appended; a busy one cannot take the whole budget.
-QUEUE_BYTES = 4 * 1024 * 1024
+QUEUE_BYTES = 3 * 1024 * 1024 // 2
 
 
 class Phase(Enum):
