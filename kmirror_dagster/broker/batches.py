@@ -259,7 +259,11 @@ def join(
 
 
 def _rebase(
-    data: Buffer, count: int, offset_shift: int, timestamp_shift: int, parts: "list[bytes | memoryview]"
+    data: "bytes | memoryview",
+    count: int,
+    offset_shift: int,
+    timestamp_shift: int,
+    parts: "list[bytes | memoryview]",
 ) -> None:
     """Append records with their deltas shifted."""
     position = 0
