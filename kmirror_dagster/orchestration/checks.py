@@ -9,7 +9,7 @@ from kmirror_dagster.coordination.models import MirrorSummary, PartitionStatus, 
 from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.orchestration.clocks import epoch_ms
-from kmirror_dagster.orchestration.figures import MAX_TABLE_ROWS, Metadata, partition_table
+from kmirror_dagster.orchestration.figures import MAX_TABLE_ROWS, Metadata, partition_table, seconds
 from kmirror_dagster.orchestration.node_api import NodeApi
 from kmirror_dagster.orchestration.resources import resource_of
 from kmirror_dagster.orchestration.views import MirrorView
@@ -134,7 +134,7 @@ def _lag(summary: MirrorSummary, policies: PolicySettings) -> Finding:
         passed = passed and summary.lag_records <= policies.max_lag_records
         limits += f" and {policies.max_lag_records} records"
     metadata: Metadata = {
-        "lag_seconds": dg.MetadataValue.float(summary.lag_seconds),
+        "lag_seconds": seconds(summary.lag_seconds),
         "lag_records": dg.MetadataValue.int(summary.lag_records),
     }
     text = f"{seen}, allowed: {limits}"

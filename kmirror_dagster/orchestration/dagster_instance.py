@@ -49,6 +49,8 @@ retention:
 
 telemetry:
   enabled: false
+nux:
+  enabled: false
 """
 
 

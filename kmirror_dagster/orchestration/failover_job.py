@@ -13,7 +13,7 @@ from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.orchestration.clocks import epoch_ms
 from kmirror_dagster.orchestration.failover import Incident, decide
-from kmirror_dagster.orchestration.figures import by_need, partition_table
+from kmirror_dagster.orchestration.figures import by_need, partition_table, seconds
 from kmirror_dagster.orchestration.job_parts import JobParts, confirm_field, mirror_field, topics_field
 from kmirror_dagster.orchestration.mirror_probe import FAILOVER_TAG, gather, partitions_to_stop
 from kmirror_dagster.orchestration.node_api import NodeApi
@@ -152,11 +152,10 @@ def _report(
     report: dict[str, dg.MetadataValue] = {
         "failover_partitions": dg.MetadataValue.int(len(statuses)),
         "lost_records_at_most": dg.MetadataValue.int(sum(status.lag_records or 0 for status in statuses)),
-        "lost_seconds_at_most": dg.MetadataValue.float(before.lag_seconds),
+        "lost_seconds_at_most": seconds(before.lag_seconds),
         "partitions_at_failover": partition_table(by_need(statuses)),
     }
     if config.first_bad_ms:
-        report["seconds_from_first_bad_look"] = dg.MetadataValue.float(
-            (epoch_ms() - config.first_bad_ms) / 1000
-        )
+        took_s = (epoch_ms() - config.first_bad_ms) / 1000
+        report["seconds_from_first_bad_look"] = seconds(took_s)
     return report

@@ -29,6 +29,16 @@ _TABLE_COLUMNS = (
 _STATE_COUNTS = (*(state.value for state in MirrorState), NO_STATE)
 
 
+def rate(per_second: float) -> dg.FloatMetadataValue:
+    """Something per second, to one decimal."""
+    return dg.MetadataValue.float(round(per_second, 1))
+
+
+def seconds(duration: float) -> dg.FloatMetadataValue:
+    """Seconds, to the millisecond."""
+    return dg.MetadataValue.float(round(duration, 3))
+
+
 def state_metadata(change: StateChange | PartitionStatus) -> dict[str, dg.MetadataValue]:
     """State, where it came from and since when."""
     figures: dict[str, dg.MetadataValue] = {
@@ -48,8 +58,8 @@ def partition_metadata(status: PartitionStatus) -> dict[str, dg.MetadataValue]:
     figures = state_metadata(status)
     figures["desired_state"] = dg.MetadataValue.text(status.desired.value)
     figures["leader_epoch"] = dg.MetadataValue.int(status.leader_epoch)
-    figures["records_per_second"] = dg.MetadataValue.float(status.records_per_second)
-    figures["bytes_per_second"] = dg.MetadataValue.float(status.bytes_per_second)
+    figures["records_per_second"] = rate(status.records_per_second)
+    figures["bytes_per_second"] = rate(status.bytes_per_second)
     whole_numbers = {
         "source_start_offset": status.source_start_offset,
         "source_end_offset": status.source_end_offset,
@@ -62,7 +72,7 @@ def partition_metadata(status: PartitionStatus) -> dict[str, dg.MetadataValue]:
         if number is not None:
             figures[label] = dg.MetadataValue.int(number)
     if status.lag_seconds is not None:
-        figures["lag_seconds"] = dg.MetadataValue.float(status.lag_seconds)
+        figures["lag_seconds"] = seconds(status.lag_seconds)
     if status.node_id:
         figures["node"] = dg.MetadataValue.text(status.node_id)
     return figures
@@ -76,16 +86,16 @@ def mirror_metadata(
         "topics": dg.MetadataValue.int(len(summary.topics)),
         "partitions": dg.MetadataValue.int(summary.partitions),
         "lag_records": dg.MetadataValue.int(summary.lag_records),
-        "lag_seconds": dg.MetadataValue.float(summary.lag_seconds),
-        "records_per_second": dg.MetadataValue.float(summary.records_per_second),
-        "bytes_per_second": dg.MetadataValue.float(summary.bytes_per_second),
+        "lag_seconds": seconds(summary.lag_seconds),
+        "records_per_second": rate(summary.records_per_second),
+        "bytes_per_second": rate(summary.bytes_per_second),
         "topics_in_error": dg.MetadataValue.int(sum(1 for topic in summary.topics if topic.error)),
     }
     for state in _STATE_COUNTS:
         figures[f"partitions_{state.lower()}"] = dg.MetadataValue.int(summary.states.get(state, 0))
     if summary.refresh is not None:
         age_s = max(0, now_ms - summary.refresh.finished_ms) / 1000
-        figures["refresh_age_seconds"] = dg.MetadataValue.float(age_s)
+        figures["refresh_age_seconds"] = seconds(age_s)
         errors = sum(len(step.errors) for step in summary.refresh.steps)
         figures["refresh_errors"] = dg.MetadataValue.int(errors)
     if worst:

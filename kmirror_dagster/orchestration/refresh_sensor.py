@@ -22,8 +22,10 @@ REFRESH_INTERVAL_S = 30
 REFRESH_BUDGET_S = 8.0
 # The node refreshes by itself every 30 s; a tick asks for one only where that did not happen.
 _STALE_REFRESH_MS = 45_000
-# An idle mirror still says once in a while that it is well: its freshness policy counts on it.
+# An idle mirror still says once in a while that it is well: its freshness policy counts on it. One that copies
+# without falling behind says so more often, for the plots.
 DEFAULT_HEARTBEAT_S = 600
+_BUSY_HEARTBEAT_S = 60
 _WORST_ROWS = 50
 # A check has to fail on this many ticks in a row before it is reported: one slow answer is no news.
 _FAILING_TICKS = 2
@@ -70,7 +72,8 @@ def refresh_sensor(view: MirrorView, *, heartbeat_s: int = DEFAULT_HEARTBEAT_S) 
     """Build the refresh sensor of one mirror.
 
     Args:
-        heartbeat_s: an aggregate event is logged at least this often, changed or not.
+        heartbeat_s: an aggregate event is logged at least this often, changed or not; once a minute while
+            records flow.
     """
 
     @dg.sensor(
@@ -154,6 +157,8 @@ def _read(node: NodeApi, mirror: str, cursor: RefreshCursor, now_ms: int, heartb
             raise
         except KmirrorError as error:  # the figures are worth having without it, and the check says so too
             note = f"; refresh asked for: {error}"
+    if summary.records_per_second > 0:
+        heartbeat_ms = min(heartbeat_ms, _BUSY_HEARTBEAT_S * 1000)
     is_due = figures_of(summary) != cursor.figures or now_ms - cursor.logged_ms >= heartbeat_ms
     worst = _worst(node, mirror, deadline) if is_due else None
     return Reading(summary, failed_partitions(node, summary), worst, note)

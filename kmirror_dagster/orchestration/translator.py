@@ -32,7 +32,7 @@ class KMirrorTranslator:
     def get_source_spec(self, props: MirrorProps) -> dg.AssetSpec:
         """External asset of the source's mirrored topics as a whole."""
         return dg.AssetSpec(
-            dg.AssetKey(["kafka_source", props.target.name]),
+            dg.AssetKey(["kafka_source", f"{props.target.name}-source"]),
             description=f"Topics of the source cluster that mirror `{props.target.name}` copies.",
             group_name=props.dagster_name,
             kinds={"kafka"},

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.lifecycle import DesiredState
+from kmirror_dagster.orchestration.figures import seconds
 from kmirror_dagster.orchestration.job_parts import JobParts, mirrors_field, topics_field
 from kmirror_dagster.orchestration.node_api import NodeApi
 from kmirror_dagster.orchestration.resources import resource_of
@@ -97,7 +98,7 @@ def verify_metadata(report: VerifyReport) -> dict[str, dg.MetadataValue]:
         "verified_group_offsets": dg.MetadataValue.int(report.groups),
         "differences": dg.MetadataValue.int(report.differences_total),
         "repeated_records": dg.MetadataValue.int(report.duplicates),
-        "verify_seconds": dg.MetadataValue.float(report.duration_s),
+        "verify_seconds": seconds(report.duration_s),
     }
     if report.differences:
         rows = [

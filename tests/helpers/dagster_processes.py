@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,12 +12,15 @@ import httpx
 import psutil
 
 from kmirror_dagster.orchestration.dagster_instance import write_dagster_yaml
+from kmirror_dagster.sandbox.ports import PortClaim
 from tests.helpers.waiting import wait_until
 
 LOCATION = "location.py"
 REPOSITORY = "__repository__"
 
 _SENSOR = "{repositoryLocationName: $location, repositoryName: $repository, sensorName: $name}"
+# Four interpreters that import Dagster: 10 s on an idle machine of two cores.
+_LOAD_S = 180.0
 _FINISHED = {"SUCCESS", "FAILURE", "CANCELED"}
 
 
@@ -50,9 +52,13 @@ class DagsterProcesses:
 
     def start(self) -> None:
         """Start everything and wait until the code location has loaded."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        with PortClaim() as claim:
+            port = claim.take()
+            self.url = f"http://127.0.0.1:{port}"
+            self._launch_processes(port)
+            wait_until(self._is_loaded, _LOAD_S, what=f"code location loaded; see {self.log}", poll_s=0.3)
+
+    def _launch_processes(self, port: int) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "dagster", "dev", "-f", LOCATION, "-h", "127.0.0.1", "-p", str(port)],
@@ -64,7 +70,6 @@ class DagsterProcesses:
                 # a shell's "&" leaves both ignored, and Dagster's processes then never end
                 preexec_fn=_default_signals,
             )
-        wait_until(self._is_loaded, 90, what=f"code location loaded; see {self.log}", poll_s=0.3)
 
     def stop(self, wait_s: float = 30.0) -> None:
         """End everything in order; what is left after `wait_s` is killed."""

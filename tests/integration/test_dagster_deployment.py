@@ -2,7 +2,9 @@
 
 import json
 import logging
-import signal
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,8 +32,6 @@ logger = logging.getLogger(__name__)
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-# How long Dagster is away in the test that kills all of it.
-AWAY_S = 120.0
 _REFRESH_MS = 5_000
 
 _LOCATION = """\
@@ -66,6 +66,12 @@ class Deployment:
     def client(self) -> NodeClient:
         """Client of the node."""
         return NodeClient.discover(self.state_dir)
+
+    def kmirror(self, *arguments: str) -> int:
+        """Run a command for the deployment's state directory; its exit code."""
+        command = [sys.executable, "-m", "kmirror_dagster.cli.main", *arguments]
+        environ = {**os.environ, "KMIRROR_STATE_DIR": str(self.state_dir)}
+        return subprocess.run(command, env=environ, timeout=120, check=False).returncode
 
     def new_topic(self, partitions: int = 1, records: int = 0) -> str:
         """A topic at the source that the mirror's filter selects."""
@@ -230,49 +236,89 @@ def test_replication_outlives_reload_and_killed_processes(deployment: Deployment
     deployment.await_states(MirrorState.MIRRORING, f"{topic}/0")
     before = node_endpoint(deployment.state_dir)
     assert before is not None
-    with Writer(deployment, topic):
-        watch = _Watch(deployment, topic)
+    with Writer(deployment, topic), Watch(deployment, topic) as watch:
         for _ in range(3):
             dagster.reload()
+            watch.await_more()
         for word in ("api grpc", "code-server", "dagster._daemon"):
-            for process in dagster.processes(word):
-                process.send_signal(signal.SIGKILL)
-            time.sleep(1)
+            killed = dagster.processes(word)
+            for process in killed:
+                process.kill()
+            psutil.wait_procs(killed, timeout=10)
+            watch.await_more()
         dagster.kill()
+        watch.await_more()
         dagster.start()
-        gap_s = watch.stop()
-    assert node_endpoint(deployment.state_dir) == before  # the same process, and the only one
+        watch.await_more()
+    assert watch.nodes == {before.pid}  # one writer at all times, and always the same
+    assert watch.gap_s < 5
+    assert node_endpoint(deployment.state_dir) == before
     with deployment.client() as client:
         assert set(client.cluster().leaders.values()) == {before.node_id}
-    assert gap_s < 5
     deployment.await_equal(topic)
 
 
-class _Watch:
-    """Watches a destination log from a thread; `stop` gives the longest time it stood still."""
+class Watch:
+    """Watches a destination log, and the processes that run a node, while the block runs.
+
+    Attributes:
+        gap_s: longest time that the log stood still.
+        nodes: process ids of nodes on the deployment's state directory.
+    """
 
     def __init__(self, deployment: Deployment, topic: str) -> None:
-        self._stopped, self._longest = threading.Event(), 0.0
-        self._thread = threading.Thread(target=self._run, args=(deployment, topic), daemon=True)
-        self._thread.start()
+        self.gap_s = 0.0
+        self.nodes: set[int] = set()
+        self._end = -1
+        self._deployment, self._topic = deployment, topic
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def stop(self) -> float:
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        self.await_more()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join(30)
-        return self._longest
 
-    def _run(self, deployment: Deployment, topic: str) -> None:
-        while not self._stopped.is_set():
-            self._longest = max(self._longest, longest_gap_s(deployment, topic, 2.0))
+    def await_more(self) -> None:
+        """Wait until more has been copied than was when this was called."""
+        seen = self._end
+        wait_until(lambda: self._end > seen >= 0 or self._end > 0 > seen, 30, what="more copied")
+
+    def _run(self) -> None:
+        moved = time.monotonic()
+        while not self._stopped.wait(0.05):
+            _, end = log_range(self._deployment.destination.bootstrap, self._topic)
+            if end != self._end:
+                moved, self._end = time.monotonic(), end
+            self.gap_s = max(self.gap_s, time.monotonic() - moved)
+            self.nodes |= {process.pid for process in deployment_nodes(self._deployment)}
 
 
-def test_event_log_catches_up_after_dagster_was_away(deployment: Deployment) -> None:
-    """All of Dagster killed for two minutes: data flows on, and afterwards the event log catches up by itself."""
+def deployment_nodes(deployment: Deployment) -> list[psutil.Process]:
+    """Processes that run a node on the deployment's state directory, found by their command line."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            command = process.cmdline()
+        except psutil.Error:
+            continue
+        if "kmirror_dagster.coordination.node" in command and str(deployment.state_dir) in command:
+            found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("away_s", [20.0, pytest.param(120.0, marks=pytest.mark.faults)])
+def test_event_log_catches_up_after_dagster_was_away(deployment: Deployment, away_s: float) -> None:
+    """All of Dagster killed for a time: data flows on, and afterwards the event log catches up by itself."""
     dagster = deployment.dagster
     topic, paused = deployment.new_topic(1, records=10), deployment.new_topic(1, records=10)
     deployment.await_states(MirrorState.MIRRORING, f"{topic}/0", f"{paused}/0")
     dagster.kill()
-    end = time.monotonic() + AWAY_S
+    end = time.monotonic() + away_s
     with Writer(deployment, topic):
         added = deployment.new_topic(2, records=50)
         with deployment.client() as client:
@@ -293,7 +339,7 @@ def test_event_log_catches_up_after_dagster_was_away(deployment: Deployment) -> 
 
 @pytest.mark.case("C37")
 def test_keeper_restarts_a_killed_node_once(deployment: Deployment) -> None:
-    """A killed node is started again by its keeper; one that was stopped on purpose is not."""
+    """A killed node is started again by its keeper."""
     topic = deployment.new_topic(1, records=100)
     deployment.await_states(MirrorState.MIRRORING, f"{topic}/0")
     before = node_endpoint(deployment.state_dir)
@@ -302,6 +348,29 @@ def test_keeper_restarts_a_killed_node_once(deployment: Deployment) -> None:
     deployment.write(topic, 100)
     after = wait_until(lambda: node_endpoint(deployment.state_dir), 60, what="a new node", poll_s=0.3)
     assert after.pid != before.pid
+    deployment.await_equal(topic)
+
+
+@pytest.mark.case("C37")
+def test_a_stopped_node_leaves_no_process_and_stays_stopped(deployment: Deployment) -> None:
+    """`kmirror node stop` ends the node and leaves no orphan; its keeper lets it be until it is started again."""
+    topic = deployment.new_topic(1, records=100)
+    deployment.await_states(MirrorState.MIRRORING, f"{topic}/0")
+    stopped_s = time.time()
+    assert deployment.kmirror("node", "stop") == 0
+    assert deployment_nodes(deployment) == []
+    deployment.write(topic, 100)
+    _, end = log_range(deployment.destination.bootstrap, topic)
+
+    def let_be() -> bool:
+        tick = deployment.dagster.ticks("kmirror_node_keeper", 1)[0]
+        return tick["timestamp"] > stopped_s and "stopped on purpose" in (tick["skipReason"] or "")
+
+    wait_until(let_be, 60, what="a tick of the keeper", poll_s=0.5)
+    assert deployment_nodes(deployment) == []
+    assert log_range(deployment.destination.bootstrap, topic)[1] == end  # nobody writes
+    assert deployment.kmirror("node", "start", "--config", str(deployment.document.parent / "node.yaml")) == 0
+    assert len(deployment_nodes(deployment)) == 1
     deployment.await_equal(topic)
 
 
@@ -340,16 +409,18 @@ def _outage(deployment: Deployment, topic: str) -> float:
     produce(deployment.destination.bootstrap, topic, [Record(b"after the failover")])
     took_s = time.time() - first_bad_ms / 1000
     assert log_range(deployment.destination.bootstrap, topic)[1] == end + 1
-    runs = wait_until(
-        lambda: [run for run in deployment.dagster.runs("kmirror_failover") if run["status"] == "SUCCESS"], 60
-    )
-    assert len(runs) == before + 1
+    wait_until(lambda: _succeeded(deployment) == before + 1, 60, what="run succeeded", poll_s=0.5)
+    assert len(deployment.dagster.runs("kmirror_failover")) == before + 1
     # the sensor goes on looking, and has nothing left to do
     sensor = f"{deployment.mirror.replace('-', '_')}_failover"
     wait_until(
         lambda: "nothing to fail over" in (deployment.dagster.ticks(sensor, 1)[0]["skipReason"] or ""), 60
     )
     return took_s
+
+
+def _succeeded(deployment: Deployment) -> int:
+    return [run["status"] for run in deployment.dagster.runs("kmirror_failover")].count("SUCCESS")
 
 
 def _first_bad_ms(client: NodeClient, mirror: str) -> int | None:

@@ -54,8 +54,8 @@ def test_definitions_load_without_network(no_network: None, tmp_path: Path) -> N
     assert keys == {
         "kafka_mirror/orders",
         "kafka_mirror/payments",
-        "kafka_source/orders",
-        "kafka_source/payments",
+        "kafka_source/orders-source",
+        "kafka_source/payments-source",
     }
 
 
@@ -79,11 +79,11 @@ def test_source_topics_are_upstream() -> None:
     graph = defs.resolve_asset_graph()
     mirror = graph.get(dg.AssetKey(["kafka_mirror", "orders"]))
     assert mirror.parent_keys == {
-        dg.AssetKey(["kafka_source", "orders"]),
+        dg.AssetKey(["kafka_source", "orders-source"]),
         dg.AssetKey(["kafka_source", "orders", "a.b"]),
         dg.AssetKey(["kafka_source", "orders", "c"]),
     }
-    assert not graph.get(dg.AssetKey(["kafka_source", "orders"])).is_executable
+    assert not graph.get(dg.AssetKey(["kafka_source", "orders-source"])).is_executable
     assert "kafka" in mirror.kinds
     assert mirror.group_name == "orders"
 
@@ -174,7 +174,7 @@ def test_example_location_loads_without_sandbox(tmp_path: Path) -> None:
         timeout=60,
         check=True,
     )
-    assert json.loads(done.stdout) == ["kafka_mirror/sandbox", "kafka_source/sandbox"]
+    assert json.loads(done.stdout) == ["kafka_mirror/sandbox", "kafka_source/sandbox-source"]
     assert list(tmp_path.iterdir()) == []
 
 
