@@ -150,6 +150,7 @@ class Rooms:
             ClusterAdmin(mirror.source),
             ClusterAdmin(mirror.destination),
             source_cluster_id=record.source_cluster_id,
+            destination_cluster_id=record.destination_cluster_id,
         )
 
     def _release(self, held: Mapping[str, Mapping[str, str | None]]) -> Mapping[str, KmirrorError | None]:

@@ -42,6 +42,7 @@ class RefreshContext:
     rng: random.Random
     dry_run: bool
     reports: StepReports
+    destination_cluster_id: str | None = None
     source_view: ClusterSnapshot = field(default_factory=ClusterSnapshot)
     destination_view: ClusterSnapshot = field(default_factory=ClusterSnapshot)
     topics: TopicsPlan = field(default_factory=TopicsPlan)

@@ -20,3 +20,21 @@ def identity_problem(*, expected: str, source: str | None, destination: str | No
             "point source.bootstrap.servers to the former one, or delete the mirror and create a new one"
         )
     return None
+
+
+def destination_problem(*, expected: str | None, destination: str | None) -> str | None:
+    """Why nothing may be written to the destination, None when it is the one the mirror's state is of.
+
+    A destination that was rebuilt under its address holds none of that state: topics made there by a node of
+    the former one would be taken for somebody else's later.
+
+    Args:
+        expected: cluster id the mirror's state is kept on, None when that is not checked.
+        destination: cluster id the destination tells now.
+    """
+    if not expected or destination == expected:
+        return None
+    return (
+        f"the destination is another cluster now (id {destination or 'not told'}; this node works for {expected}): "
+        "restart the node"
+    )

@@ -11,7 +11,7 @@ from kmirror_dagster.broker.deadlines import Deadline
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
 from kmirror_dagster.metadata import position_steps, topic_steps
 from kmirror_dagster.metadata.context import RefreshContext
-from kmirror_dagster.metadata.identity import identity_problem
+from kmirror_dagster.metadata.identity import destination_problem, identity_problem
 from kmirror_dagster.metadata.memory import Memory
 from kmirror_dagster.metadata.outcome import (
     RefreshOutcome,
@@ -36,6 +36,7 @@ class Refresher:
         source: admin client of the source; closed by `close`.
         destination: admin client of the destination; closed by `close`.
         source_cluster_id: id recorded when the mirror was made.
+        destination_cluster_id: id of the cluster that keeps the mirror's state; None: not checked.
         clock: monotonic seconds.
         wall_clock: seconds since the epoch, for reports.
         rng: spreads what need not be done at once.
@@ -48,6 +49,7 @@ class Refresher:
         destination: ClusterAdmin,
         *,
         source_cluster_id: str,
+        destination_cluster_id: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
@@ -56,6 +58,7 @@ class Refresher:
         self._source = source
         self._destination = destination
         self._source_cluster_id = source_cluster_id
+        self._destination_cluster_id = destination_cluster_id
         self._clock = clock
         self._wall_clock = wall_clock
         self._rng = rng or random.Random()  # noqa: S311 - spreads load, keeps no secret
@@ -130,6 +133,7 @@ class Refresher:
             clock=self._clock,
             rng=self._rng,
             dry_run=dry_run,
+            destination_cluster_id=self._destination_cluster_id,
             reports=StepReports(),
         )
 
@@ -139,6 +143,10 @@ class Refresher:
         if source is None:
             return None, False
         if destination is None:
+            return None, True
+        other = destination_problem(expected=self._destination_cluster_id, destination=destination.cluster_id)
+        if other is not None:
+            context.reports[Step.CLUSTER_IDS].errors[WHOLE_STEP] = other
             return None, True
         problem = identity_problem(
             expected=self._source_cluster_id,

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from kmirror_dagster.broker.admin_types import ConfigChange
 from kmirror_dagster.broker.deadlines import Deadline
+from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.metadata import application
 from kmirror_dagster.metadata.application import Applied
 from kmirror_dagster.metadata.configs import ConfigPlan, desired_configs, plan_configs, replicas_problem
 from kmirror_dagster.metadata.context import RefreshContext
+from kmirror_dagster.metadata.identity import destination_problem
 from kmirror_dagster.metadata.memory import Refusal
 from kmirror_dagster.metadata.outcome import Step
 from kmirror_dagster.metadata.snapshot import head_missing
@@ -57,11 +59,23 @@ def create(context: RefreshContext) -> None:
             context.note_change(Step.CREATION, topic.name, f"{text}, {_settings_text(topic.configs)}")
         if context.dry_run:
             return
+        _check_destination(context)
         outcomes = application.create_topics(context.destination, new, timeout=context.timeout)
         made = [name for name, outcome in outcomes.items() if outcome.error is None]
         ids = _topic_ids(context, made)
         for name, outcome in outcomes.items():
             _store_creation(context, report, verdicts[name], outcome, ids.get(name))
+
+
+def _check_destination(context: RefreshContext) -> None:
+    # looked at again: nothing in a creation request says which cluster it is meant for
+    expected = context.destination_cluster_id
+    if expected is None:
+        return
+    now = context.destination.cluster_id(timeout_s=context.timeout())
+    problem = destination_problem(expected=expected, destination=now)
+    if problem is not None:
+        raise KmirrorError(problem)
 
 
 def _topic_ids(context: RefreshContext, names: list[str]) -> Mapping[str, str | None]:

@@ -48,6 +48,7 @@ class RefreshedMirror:
     destination_admin: Callable[[ClusterSettings], ClusterAdmin] = ClusterAdmin
 
     deadline_s: float = DEADLINE_S
+    destination_cluster_id: str | None = None
 
     def __post_init__(self) -> None:
         self.restart()
@@ -66,6 +67,7 @@ class RefreshedMirror:
             self.source_admin(self.source),
             self.destination_admin(self.destination),
             source_cluster_id=self.source_cluster_id,
+            destination_cluster_id=self.destination_cluster_id,
             clock=self.clock,
             rng=random.Random(7),
         )

@@ -163,6 +163,35 @@ def test_a_source_exchanged_under_its_address_is_never_accepted(
         assert step_of(outcome, Step.CLUSTER_IDS).errors["*"] == outcome.source_replaced
 
 
+@pytest.mark.case("C16")
+def test_a_rebuilt_destination_gets_nothing_from_the_former_one_s_mirror(
+    cluster_factory: ClusterFactory, clusters: Clusters
+) -> None:
+    """An empty cluster that comes up at the destination's address is noticed: no topic is made there."""
+    destination = cluster_factory("rebuilt")
+    topic = unique_name("rebuilt")
+    kafka.create_topic(clusters.source.bootstrap, topic)
+    mirror = RefreshedMirror(
+        source=clusters.source.settings(),
+        destination=destination.settings(),
+        filters=FilterSettings(topics_include=(topic,), groups_include=("none",)),
+        source_cluster_id=clusters.source.cluster_id,
+        destination_cluster_id=destination.cluster_id,
+    )
+    before = mirror.refresh()
+    rebuild(destination)
+    wait_until(lambda: (outcome := mirror.refresh()).status.steps[0].errors and not outcome.topics)
+    outcome = mirror.refresh()
+    mirror.close()
+
+    assert [intent.error for intent in before.topics] == [None]
+    assert "another cluster" in step_of(outcome, Step.CLUSTER_IDS).errors["*"]
+    assert outcome.topics == []
+    admin = ClusterAdmin(destination.settings())
+    assert topic not in admin.topic_names()
+    admin.close()
+
+
 def positions(clusters: Clusters, group: str) -> dict[Partition, int]:
     """Committed positions at the destination."""
     return kafka.committed_offsets(clusters.destination.bootstrap, group)

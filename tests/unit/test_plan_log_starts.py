@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kmirror_dagster.broker.admin_types import ConfigValue, TopicDescription
 from kmirror_dagster.errors import DeadlineError
-from kmirror_dagster.metadata.identity import identity_problem
+from kmirror_dagster.metadata.identity import destination_problem, identity_problem
 from kmirror_dagster.metadata.log_starts import LogStartsPlan, plan_log_starts
 from kmirror_dagster.metadata.snapshot import ClusterSnapshot, head_missing
 
@@ -63,6 +63,14 @@ def test_a_head_is_missing_until_the_copy_starts_where_the_source_does() -> None
     assert not head_missing(source, ClusterSnapshot(starts={KEY: 10}), "t")
     assert head_missing(ClusterSnapshot(topics=TOPICS), ClusterSnapshot(starts={KEY: 10}), "t")
     assert not head_missing(ClusterSnapshot(topics=TOPICS, starts={KEY: 0}), ClusterSnapshot(), "t")
+
+
+def test_only_the_destination_that_keeps_the_state_is_written_to() -> None:
+    """A rebuilt destination is named with the remedy; where nothing is expected anything goes."""
+    assert destination_problem(expected=None, destination="a") is None
+    assert destination_problem(expected="a", destination="a") is None
+    assert "restart the node" in (destination_problem(expected="a", destination="b") or "")
+    assert "not told" in (destination_problem(expected="a", destination=None) or "")
 
 
 def test_only_the_recorded_source_is_accepted() -> None:
