@@ -2,6 +2,7 @@
 
 import hmac
 import logging
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 MAX_BODY_BYTES = 1024 * 1024
+_REFUSALS_NOTED_EVERY_S = 10.0
 _FORWARDED = FORWARDED_HEADER.lower().encode()
 
 
@@ -66,6 +68,8 @@ class HttpGuard:
         self._app = app
         self._token = token.get_secret_value().encode()
         self._forwarded_headers = forwarded_headers
+        self._refused = 0
+        self._noted = -_REFUSALS_NOTED_EVERY_S
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,7 +79,7 @@ class HttpGuard:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if scope["path"] not in OPEN_PATHS and not self._is_authorized(headers):
-            logger.warning("%s %s refused: wrong or missing token", scope["method"], scope["path"])
+            self._note_refusal(scope)
             await refuse(
                 send, 401, ApiAuthenticationError, "API token is missing or wrong: set KMIRROR_TOKEN"
             )
@@ -99,6 +103,22 @@ class HttpGuard:
             logger.debug("body of %s cut short", scope["path"])
         if body.too_long:
             await self._refuse_size(send)
+
+    def _note_refusal(self, scope: Scope) -> None:
+        """One line now and then: a flood of requests must not become a flood of lines."""
+        self._refused += 1
+        now = time.monotonic()
+        if now - self._noted < _REFUSALS_NOTED_EVERY_S:
+            return
+        client = (scope.get("client") or ("unknown", 0))[0]
+        logger.warning(
+            "%d request(s) refused for a wrong or missing token, the last by %s: %s %s",
+            self._refused,
+            client,
+            scope["method"],
+            scope["path"],
+        )
+        self._noted, self._refused = now, 0
 
     def _is_authorized(self, headers: dict[bytes, bytes]) -> bool:
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")

@@ -23,6 +23,7 @@ from kmirror_dagster.settings.references import escape_references
 
 _POLL_S = 0.05
 _KILL_GRACE_S = 2.0
+_LOG_BYTES = 50 * 1024 * 1024
 _REASON_GRACE_S = 10.0
 # interpreter start and imports of the child, before it has forked itself off
 _FORK_DEADLINE_S = 60.0
@@ -89,7 +90,7 @@ def start_node(
         )
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     directory.mark_stopped(False)
-    log_start = directory.log_file.stat().st_size if directory.log_file.exists() else 0
+    log_start = _rotated(directory.log_file)
     pids = _spawn(directory, config, wait_s, environ)
     while time.monotonic() < deadline:
         if len(pids) < 2 or not _is_running(pids[-1]):
@@ -194,6 +195,17 @@ def _revealed(value: Any) -> Any:
         return [_revealed(item) for item in cast("list[Any]", value)]
     # values may look like references to variables and are not: they were resolved when the settings were made
     return escape_references(value) if isinstance(value, str) else value
+
+
+def _rotated(log_file: Path) -> int:
+    """Set a long log aside (one is kept) and tell how long the current one is, bytes."""
+    if not log_file.exists():
+        return 0
+    size = log_file.stat().st_size
+    if size <= _LOG_BYTES:
+        return size
+    log_file.replace(log_file.with_suffix(".log.1"))
+    return 0
 
 
 def _ready(directory: StateDirectory, pid: int) -> NodeEndpoint | None:

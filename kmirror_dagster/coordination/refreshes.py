@@ -85,7 +85,7 @@ class RefreshCoordinator:
         self._shard_of = shard_of
         self._factory = factory
         self._executor = executor
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._now_ms = now_ms
         self._runners: dict[str, _Runner] = {}
         self._leaving: set[int] = set()
@@ -170,7 +170,7 @@ class RefreshCoordinator:
                 for waiter in runner.served:
                     if not waiter.done():
                         waiter.set_result(status)
-                left = began + self._interval_s - loop.time()
+                left = began + self.interval_s - loop.time()
                 try:
                     await asyncio.wait_for(runner.wanted.wait(), max(left, 0.0))
                 except asyncio.TimeoutError:

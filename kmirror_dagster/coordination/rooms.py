@@ -71,7 +71,7 @@ class Rooms:
         settings = around.settings
         rng = random.Random()  # noqa: S311 - jitter, not secrets
         self._around = around
-        self._budget = Budget(around.settings.memory_budget_bytes)
+        self.budget = Budget(around.settings.memory_budget_bytes)
         self.view = view
         self.log = StateLog(settings.destination, STATE_TOPIC, transactional_prefix=settings.group_id)
         self.leadership = Leadership(
@@ -137,7 +137,7 @@ class Rooms:
         return MirrorLink(
             mirror,
             node_id=self._around.identity.node_id,
-            budget=self._budget,
+            budget=self.budget,
             transactional_prefix=settings.group_id,
             state_partitions=self.view.count,
             may_send=self._around.guard.is_sure,

@@ -93,7 +93,7 @@ class NodeRuntime:
         self._watchers: list[asyncio.Task[None]] = []
         self._guard = PauseGuard(settings.session_timeout_ms / 2000)
         self._counters = NodeCounters()
-        self._exporter = MetricsExporter(self._metric_sources, self._counters)
+        self._exporter = MetricsExporter(self._metric_sources, self._counters, node_id=node_id)
         app = HttpGuard(build_app(self._service, self), token, forwarded_headers=self._ends)
         self._server = ApiServer(app, listener, settings=settings)
         self._slow = ThreadPoolExecutor(_THREADS, thread_name_prefix="refresh")
@@ -140,7 +140,7 @@ class NodeRuntime:
         rooms = self._rooms
         if rooms is None:
             return None
-        return MetricSources(rooms.view, rooms.leadership, rooms.partitions, rooms.refreshes)
+        return MetricSources(rooms.view, rooms.leadership, rooms.partitions, rooms.refreshes, rooms.budget)
 
     def _service(self) -> NodeService:
         if self._rooms is None or self._draining:
@@ -220,8 +220,14 @@ class NodeRuntime:
         self._guard.tick()
         self._guard.clear()
         self._member.start()
-        loops = (self._watch_pauses(rooms), self._tick(rooms), self._watch_identity(topic))
-        self._watchers = [asyncio.create_task(loop) for loop in loops]
+        for loop in (
+            self._watch_pauses(rooms),
+            self._watch_identity(topic),
+            self._watch_threads(),
+            self._probe(rooms),
+            self._tick(rooms),
+        ):
+            self._watch(loop)
         logger.info("node serves: cluster %s, API at %s", self._cluster_id, self._server.endpoint)
 
     def _surroundings(self) -> Surroundings:
@@ -331,11 +337,32 @@ class NodeRuntime:
                     self._member.rejoin()
             await asyncio.sleep(_PAUSE_TICK_S)
 
+    def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a loop for as long as the node lives; a fault in it ends the node, not just the loop."""
+        task = asyncio.create_task(work)
+        self._watchers.append(task)
+        task.add_done_callback(self._watched)
+
+    def _watched(self, task: "asyncio.Task[None]") -> None:
+        if task in self._watchers:
+            self._watchers.remove(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            logger.error("a loop of this node ended with a fault", exc_info=fault)
+            self._fail(KmirrorError(f"internal error: {fault!r}; the node's log has the trace"))
+
+    async def _probe(self, rooms: Rooms) -> None:
+        while True:
+            rooms.prober.tick()
+            await asyncio.sleep(INTERVAL_S)
+
     async def _tick(self, rooms: Rooms) -> None:
         while True:
             await asyncio.sleep(INTERVAL_S)
-            rooms.prober.tick()
             await rooms.partitions.tick()
+
+    async def _watch_threads(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
             for what, part in (("group member", self._member), ("state follower", self._feed)):
                 if part is not None and not part.is_alive():
                     self._fail(KmirrorError(f"the {what} of this node ended unexpectedly; its log says why"))
@@ -363,15 +390,7 @@ class NodeRuntime:
         for change in changes:
             before, after = change.before, change.after
             if isinstance(before, MirrorRecord) and _needs_reconnect(before, after):
-                task = asyncio.create_task(rooms.partitions.reconnect(before.mirror))
-                self._watchers.append(task)
-                task.add_done_callback(self._reconnected)
-
-    def _reconnected(self, task: "asyncio.Task[None]") -> None:
-        if task in self._watchers:
-            self._watchers.remove(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("opening a mirror's link anew failed", exc_info=task.exception())
+                self._watch(rooms.partitions.reconnect(before.mirror))
 
 
 def _needs_reconnect(before: MirrorRecord, after: object) -> bool:

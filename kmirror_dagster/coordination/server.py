@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import socket
 from collections.abc import Generator
@@ -27,6 +28,8 @@ def bind(settings: NodeSettings) -> socket.socket:
         PortInUseError: when it is taken or cannot be bound; the message names it.
     """
     host, port = settings.api_host, settings.api_port
+    if settings.api_tls_certificate is None and not _is_loopback(host):
+        logger.warning("the API listens on %s without TLS: its token can be read on the way", host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -92,6 +95,13 @@ class ApiServer:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         self._listener.close()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _reachable(host: str) -> str:

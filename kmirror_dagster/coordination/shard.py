@@ -10,6 +10,7 @@ from kmirror_dagster.coordination.keys import PartitionKey
 from kmirror_dagster.coordination.ports import AppendLog
 from kmirror_dagster.coordination.view import Entry, StateView
 from kmirror_dagster.errors import (
+    DeadlineError,
     FencedError,
     IllegalTransitionError,
     KmirrorError,
@@ -17,13 +18,14 @@ from kmirror_dagster.errors import (
     StaleEpochError,
 )
 from kmirror_dagster.lifecycle import MirrorState, is_allowed
-from kmirror_dagster.records import Key, PartitionRecord, Record, decode_key
+from kmirror_dagster.records import PartitionRecord, Record, decode_key
 
 logger = logging.getLogger(__name__)
 
 # one append: well below the default max.message.bytes of a topic (1 MiB)
 _BATCH_BYTES = 512 * 1024
 _BATCH_RECORDS = 2_000
+_VIEW_DEADLINE_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,12 @@ class Shard:
                 except KmirrorError as error:
                     self._break(batch, error)
                     return
-                self._committed(batch, base)
+                try:
+                    await self._tell_view(batch, base)
+                except DeadlineError as error:
+                    self._break(batch, error)
+                    return
+                self._committed(batch)
         finally:
             self._flusher = None
 
@@ -237,25 +244,35 @@ class Shard:
         batch, self._queue = self._queue[:taken], self._queue[taken:]
         return batch
 
-    def _committed(self, batch: list[_Waiting], base: int) -> None:
-        if self._closed is None:
-            # nobody else appends here, so every earlier offset has been seen; the follower's copy is passed
-            # over
+    async def _tell_view(self, batch: list[_Waiting], base: int) -> None:
+        """Bring a committed batch into the view."""
+        writes = [write for item in batch for write in item.writes]
+        if base == self._view.position(self.partition):
             now = self._now_ms()
-            writes = [write for item in batch for write in item.writes]
-            self._view.apply(
-                [
-                    Entry(self.partition, base + index, now, _parts(write), write.record)
-                    for index, write in enumerate(writes)
-                ]
-            )
-            for write in writes:
+            entries = [
+                Entry(self.partition, base + index, now, decode_key(write.key), write.record)
+                for index, write in enumerate(writes)
+            ]
+            self._view.apply(entries)
+            return
+        # Somebody without a lead has written in between (by hand, say): what that was has to be read first.
+        end = base + len(writes)
+        try:
+            await asyncio.wait_for(self._view.reached(self.partition, end), _VIEW_DEADLINE_S)
+        except asyncio.TimeoutError:
+            raise DeadlineError(
+                f"coordinator partition {self.partition} was not read up to offset {end} "
+                f"within {_VIEW_DEADLINE_S:.0f} s"
+            ) from None
+
+    def _committed(self, batch: list[_Waiting]) -> None:
+        for item in batch:
+            for write in item.writes:
                 record = write.record
                 if isinstance(record, PartitionRecord):
                     name = PartitionKey.of(record)
                     if self._pending.get(name) is record:
                         del self._pending[name]
-        for item in batch:
             if not item.done.done():
                 item.done.set_result(None)
 
@@ -267,10 +284,6 @@ class Shard:
         if self._closed is None:
             self.close(error)
             self._on_broken(self, error)
-
-
-def _parts(write: Write) -> Key:
-    return decode_key(write.key)
 
 
 def _fail(item: _Waiting, error: KmirrorError) -> None:

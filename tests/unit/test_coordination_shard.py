@@ -217,3 +217,22 @@ def test_cancelled_caller_does_not_take_its_write_back() -> None:
         assert bench.view.states[NAME].state is S.LOG_ALIGNMENT
 
     on_bench(test)
+
+
+def test_record_written_by_hand_is_read_before_what_comes_behind_it() -> None:
+    """A record that somebody without a lead put in between is not passed over, and the write waits for it."""
+
+    async def test(bench: Bench, shard: Shard) -> None:
+        await aligned(shard)
+        bench.topic.held_back = True
+        bench.topic.put(0, b'["mirror","by-hand"]', b"junk")
+        task = asyncio.create_task(shard.transition(NAME, S.MIRRORING, expected_state_epoch=1))
+        await asyncio.sleep(0.02)
+        assert not task.done()
+        bench.topic.held_back = False
+        bench.topic.deliver()
+        await task
+        assert bench.view.quarantined
+        assert bench.view.states[NAME].state is S.MIRRORING
+
+    on_bench(test)
