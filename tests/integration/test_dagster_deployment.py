@@ -250,6 +250,7 @@ def test_replication_outlives_reload_and_killed_processes(deployment: Deployment
         watch.await_more()
         dagster.start()
         watch.await_more()
+    logger.info("the copy stood still for %.1f s at most", watch.gap_s)
     assert watch.nodes == {before.pid}  # one writer at all times, and always the same
     assert watch.gap_s < 5
     assert node_endpoint(deployment.state_dir) == before
