@@ -7,13 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from kmirror_dagster import __version__
-from kmirror_dagster.cli import mirrors, nodes, verbs, verification
+from kmirror_dagster.cli import mirrors, nodes, recovery_history, verbs, verification
 from kmirror_dagster.cli.boundary import EXIT_CODES, EXIT_INTERRUPTED, CommandGroup, complain
 from kmirror_dagster.cli.sandbox_group import SandboxGroup
 from kmirror_dagster.cli.session import Session
 
 _MIRRORS = "Mirrors"
 _STEERING = "Steering"
+_RECOVERY = "Recovery and proof"
 _MACHINES = "Nodes and sandbox"
 
 app = typer.Typer(
@@ -83,6 +84,9 @@ def _add_commands() -> None:
         app.command(name, rich_help_panel=_MIRRORS)(function)
     for function in (verbs.start, verbs.pause, verbs.resume, verbs.stop, verbs.recover):
         app.command(function.__name__, rich_help_panel=_STEERING)(function)
+    app.add_typer(
+        recovery_history.app, name="history", help="Check recorded histories.", rich_help_panel=_RECOVERY
+    )
     app.add_typer(nodes.app, name="node", rich_help_panel=_MACHINES)
     sandbox = typer.Typer(cls=SandboxGroup, no_args_is_help=True)
     app.add_typer(
