@@ -36,5 +36,8 @@ faults: setup
 bench: setup
 	$(BIN)/python -m bench
 
+docs: setup
+	$(BIN)/python docs/metrics_page.py
+
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache
