@@ -39,6 +39,7 @@ from kmirror_dagster.coordination.state_directory import (
     StateDirectory,
     default_state_dir,
 )
+from kmirror_dagster.coordination.tls import verifying_context
 from kmirror_dagster.errors import (
     ApiAuthenticationError,
     DeadlineError,
@@ -297,11 +298,7 @@ class NodeClient:
         if self._http is None:
             # the bare context spares plain HTTP the 30 ms of reading the system's authorities
             secure = any(endpoint.startswith("https:") for endpoint in self.endpoints)
-            verify = (
-                ssl.create_default_context(cafile=self._ca)
-                if secure
-                else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            )
+            verify = verifying_context(self._ca) if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             self._http = httpx.Client(
                 verify=verify,
                 trust_env=False,  # a proxy variable must not catch calls to loopback

@@ -1,7 +1,6 @@
 """Calls from node to node: the same API, the same token, short deadlines."""
 
 import asyncio
-import ssl
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import httpx
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from kmirror_dagster.coordination.state_directory import TOKEN_VARIABLE
+from kmirror_dagster.coordination.tls import verifying_context
 from kmirror_dagster.errors import ApiAuthenticationError, NodeUnavailableError
 
 FORWARDED_HEADER = "X-Kmirror-Forwarded"
@@ -55,9 +55,8 @@ class Peers:
     def __init__(
         self, token: SecretStr, *, ca: Path | None = None, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        verify = ssl.create_default_context(cafile=ca)
         self._http = httpx.AsyncClient(
-            verify=verify,
+            verify=verifying_context(ca),
             transport=transport,
             trust_env=False,
             headers={"Authorization": f"Bearer {token.get_secret_value()}", FORWARDED_HEADER: "1"},

@@ -165,9 +165,9 @@ class NodeRuntime:
         """
         self._server.start()
         try:
-            self._directory.write_endpoint(
-                endpoint=self._server.endpoint, node_id=self._node_id, ca=self._settings.api_tls_certificate
-            )
+            certificate = self._settings.api_tls_certificate
+            ca = str(Path(certificate).resolve()) if certificate else None
+            self._directory.write_endpoint(endpoint=self._server.endpoint, node_id=self._node_id, ca=ca)
             await self._unless_stopped(self._start(startup_wait_s))
             await self._stop.wait()
         finally:

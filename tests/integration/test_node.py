@@ -24,10 +24,12 @@ from kmirror_dagster.errors import (
     NodeUnavailableError,
     PortInUseError,
     SettingsError,
+    UnknownMirrorError,
     UsageError,
 )
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.records import STATE_TOPIC, PartitionRecord, partition_owner
+from kmirror_dagster.sandbox.certificates import CertificateFolder
 from kmirror_dagster.sandbox.cluster import SandboxCluster
 from kmirror_dagster.settings import node_from_document
 from tests.conftest import ClusterFactory, Clusters
@@ -216,6 +218,34 @@ def test_stop_during_a_start_is_obeyed(tmp_path: Path) -> None:
 def _start_in_vain(process: NodeProcess) -> None:
     with pytest.raises(KmirrorError):
         start_node(process.state_dir, process.config, wait_s=60)
+
+
+def test_api_speaks_tls(destination: SandboxCluster, tmp_path: Path) -> None:
+    """With a certificate the API is HTTPS; clients of the state directory and other nodes verify it."""
+    pair = CertificateFolder(tmp_path / "tls").server()
+    tls = {"api_tls_certificate": str(pair.certificate), "api_tls_key": str(pair.key)}
+    shared = {"KMIRROR_TOKEN": "shared-by-the-group"}
+    one = NodeProcess(tmp_path / "one", destination.bootstrap, environ=shared, **tls)
+    two = NodeProcess(tmp_path / "two", destination.bootstrap, environ=shared, **tls)
+    try:
+        one.start()
+        two.start()
+        with NodeClient.discover(one.state_dir, {}) as client:
+            assert client.endpoints[0].startswith("https://")
+            wait_until(lambda: len(set(client.cluster().leaders.values())) == 2, 30, what="both lead")
+            endpoint, token = client.endpoints[0], StateDirectory(one.state_dir).token({})
+        assert token is not None
+        stranger = NodeClient(endpoint, token, ca=CertificateFolder(tmp_path / "other").server().certificate)
+        with pytest.raises(NodeUnavailableError), stranger:
+            stranger.node()
+        # each asks the other for its part: a verb on a mirror of either goes through
+        for node in (one, two):
+            with pytest.raises(UnknownMirrorError):
+                node.client.verb("nothing", "stop")
+            assert node.client.mirrors() == []
+    finally:
+        one.stop()
+        two.stop()
 
 
 # the state topic
