@@ -94,6 +94,7 @@ class StopWork:
         self._view = view
         self._releaser = releaser
         self._now_ms = now_ms
+        self._watches: dict[tuple[str, str], asyncio.Task[bool]] = {}
 
     async def run(self, name: PartitionKey, record: PartitionRecord, shard: Shard, link: Link) -> None:
         """Bring a partition to where STOPPED may be stored; may be run again after any failure.
@@ -124,22 +125,32 @@ class StopWork:
             await self._releaser.release(name.topic, topic.source_configs)
 
     async def _siblings_ended(self, name: PartitionKey) -> bool:
-        """Whether no partition of the topic is copied any more: held-back values are the whole topic's."""
+        """Whether no partition of the topic is copied any more: held-back values are the whole topic's.
+
+        All partitions of a topic that stop here share one watch: it looks at each of them again and again.
+        """
+        key = (name.mirror, name.topic)
+        watch = self._watches.get(key)
+        if watch is None:
+            watch = self._watches[key] = asyncio.create_task(self._watch(*key), name=f"stop-{name.topic}")
+            watch.add_done_callback(lambda _watch: self._watches.pop(key, None))
+        return await asyncio.shield(watch)
+
+    async def _watch(self, mirror: str, topic: str) -> bool:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _SIBLINGS_DEADLINE_S
-        while self._is_copied(name):
+        while self._is_copied(mirror, topic):
             if loop.time() >= deadline:
-                logger.info("%s: other partitions are still copied; the last one releases the topic", name)
+                logger.info("%s/%s: some partitions are still copied; the last one releases it", mirror, topic)
                 return False
             await asyncio.sleep(_SIBLINGS_POLL_S)
         return True
 
-    def _is_copied(self, name: PartitionKey) -> bool:
-        topic = self._view.topic(name)
-        for partition in range(topic.partitions if topic else 0):
-            sibling = PartitionKey(name.mirror, name.topic, partition)
-            state = self._view.states.get(sibling)
-            if state is None or sibling == name:
+    def _is_copied(self, mirror: str, topic: str) -> bool:
+        record = self._view.topics.get(mirror, {}).get(topic)
+        for partition in range(record.partitions if record else 0):
+            state = self._view.states.get(PartitionKey(mirror, topic, partition))
+            if state is None:
                 continue
             if state.state in _COPYING or (state.state is MirrorState.STOPPING and not self._ended(state)):
                 return True
