@@ -11,6 +11,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from kmirror_dagster.errors import NodeRunningError
+from kmirror_dagster.settings.references import variable
 
 STATE_DIR_VARIABLE = "KMIRROR_STATE_DIR"
 TOKEN_VARIABLE = "KMIRROR_TOKEN"  # noqa: S105 - a variable's name
@@ -93,20 +94,27 @@ class StateDirectory:
         self._lock = None
 
     def token(self, environ: Mapping[str, str] | None = None) -> SecretStr | None:
-        """API token: the one stored here, else `KMIRROR_TOKEN`; None when there is neither."""
+        """API token: the one stored here, else `KMIRROR_TOKEN` (or `KMIRROR_TOKEN_FILE`); None with neither.
+
+        Raises:
+            SettingsError: when the file that `KMIRROR_TOKEN_FILE` names cannot be read.
+        """
         try:
             stored = self._token_file.read_text(encoding="utf-8").strip()
         except FileNotFoundError:
             stored = ""
-        token = stored or (os.environ if environ is None else environ).get(TOKEN_VARIABLE)
+        token = stored or variable(TOKEN_VARIABLE, os.environ if environ is None else environ)
         return SecretStr(token) if token else None
 
     def ensure_token(self, environ: Mapping[str, str] | None = None) -> SecretStr:
         """Token a node of this directory asks for: `KMIRROR_TOKEN`, else the stored one, else a new one.
 
         It is stored, readable by the owner only, so that clients on this machine find it.
+
+        Raises:
+            SettingsError: when the file that `KMIRROR_TOKEN_FILE` names cannot be read.
         """
-        configured = (os.environ if environ is None else environ).get(TOKEN_VARIABLE)
+        configured = variable(TOKEN_VARIABLE, os.environ if environ is None else environ)
         stored = self.token({})
         token = SecretStr(configured) if configured else stored or SecretStr(secrets.token_urlsafe(32))
         if token != stored:

@@ -19,6 +19,7 @@ from kmirror_dagster.coordination.state_directory import (
 from kmirror_dagster.errors import ApiAuthenticationError, UsageError
 from kmirror_dagster.orchestration.budgets import run_within
 from kmirror_dagster.orchestration.node_api import NodeApi
+from kmirror_dagster.settings.references import variable
 
 _T = TypeVar("_T")
 
@@ -33,7 +34,8 @@ class KMirrorResource(dg.ConfigurableResource[Any]):
 
     Which node: `endpoint` when given, else the one that runs on `state_dir` when that is given, else
     `KMIRROR_ENDPOINT`, else the one on the user's state directory. Any node will do, each knows all states.
-    Give the token as `EnvVar("KMIRROR_TOKEN")` or leave it to the state directory; Dagster shows neither.
+    Give the token as `EnvVar("KMIRROR_TOKEN")`, or leave it to `KMIRROR_TOKEN`, `KMIRROR_TOKEN_FILE` or the
+    state directory; Dagster shows none of them.
     """
 
     endpoint: str = Field(
@@ -132,7 +134,7 @@ class KMirrorResource(dg.ConfigurableResource[Any]):
 
     def _token(self) -> SecretStr:
         # the variable was named for the endpoint, the directory's token belongs to the node that runs there
-        token = self.token or os.environ.get(TOKEN_VARIABLE)
+        token = self.token or variable(TOKEN_VARIABLE, os.environ)
         stored = SecretStr(token) if token else self._state_directory().token({})
         if stored is None:
             raise ApiAuthenticationError(f"no API token for {self.endpoint}: set {TOKEN_VARIABLE}")

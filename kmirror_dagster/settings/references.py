@@ -1,9 +1,14 @@
-"""`${NAME}` in a text value stands for an environment variable; `$${` is a literal `${`."""
+"""`${NAME}` in a text value stands for an environment variable; `$${` is a literal `${`.
+
+Where `NAME` is not set and `NAME_FILE` is, the file named by it is read: that is how secrets are mounted.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
+from kmirror_dagster.errors import SettingsError
 from kmirror_dagster.settings.documents import SettingPath
 
 _TOKEN = re.compile(r"\$\$\{|\$\{([^}]*)\}|\$\{")
@@ -11,8 +16,39 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ONLY_REFERENCES = re.compile(r"(?:\$\{[A-Za-z_][A-Za-z0-9_]*\})+")
 
 
+# appended to a variable's name: the variable that names a file with its value
+FILE_SUFFIX = "_FILE"
+
+
 class ReferenceProblem(Exception):
     """Error when a reference cannot be resolved; the message names the variable and the remedy."""
+
+
+def variable(name: str, environ: Mapping[str, str]) -> str | None:
+    """Value of an environment variable, else what is in the file that `NAME_FILE` names; None with neither.
+
+    One line end at the end of the file is not part of the value. The file is read at each call: a secret that
+    was changed is seen by whoever asks next.
+
+    Raises:
+        SettingsError: when the file cannot be read or is empty; the message never shows its content.
+    """
+    if name in environ:
+        return environ[name]
+    file = environ.get(name + FILE_SUFFIX)
+    if not file:
+        return None
+    try:
+        value = Path(file).read_bytes().decode()  # as it is: no line ends translated
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror or "unreadable") if isinstance(error, OSError) else "not UTF-8 text"
+        raise SettingsError(
+            f"{name}{FILE_SUFFIX}: {file}: {reason}; name a file that this process may read"
+        ) from None
+    value = value.removesuffix("\n").removesuffix("\r")
+    if not value:
+        raise SettingsError(f"{name}{FILE_SUFFIX}: {file} is empty; put the value of {name} into it")
+    return value
 
 
 def escape_references(text: str) -> str:
@@ -49,12 +85,16 @@ def resolve_text(text: str, environ: Mapping[str, str]) -> str:
             raise ReferenceProblem(
                 "expected ${NAME} with a name of letters, digits and _; write $${ where ${ is meant literally"
             )
-        if name not in environ:
+        try:
+            value = variable(name, environ)
+        except SettingsError as error:
+            raise ReferenceProblem(str(error)) from None
+        if value is None:
             raise ReferenceProblem(
                 f"environment variable {name} is not set; set it where this process starts, "
                 f"or write $${{{name}}} for the literal text"
             )
-        return environ[name]
+        return value
 
     return _TOKEN.sub(replacement, text)
 
