@@ -172,9 +172,9 @@ def _add_node_routes(app: FastAPI, service: Callable[[], NodeService], node: Nod
         return service().cluster()
 
     @app.get("/v1/local/mirrors")
-    async def local_mirrors() -> list[LocalMirror]:  # pyright: ignore[reportUnusedFunction]
+    async def local_mirrors(probes: bool = False) -> list[LocalMirror]:  # pyright: ignore[reportUnusedFunction]
         """What this node contributes to each mirror; asked by other nodes."""
-        return service().local_mirrors()
+        return service().local_mirrors(probes=probes)
 
 
 def _add_mirror_routes(app: FastAPI, service: Callable[[], NodeService]) -> None:

@@ -38,7 +38,9 @@ class LinkPool:
         if link is None:
             record = self._mirrors.get(mirror)
             if record is None:
-                raise UnknownMirrorError(f"mirror {mirror!r} does not exist")
+                error = UnknownMirrorError(f"mirror {mirror!r} does not exist, or its record cannot be read")
+                error.retriable = True  # its topics are known, so its record is on the way, or to be repaired
+                raise error
             link = self._links[mirror] = self._factory(record)
         return link
 

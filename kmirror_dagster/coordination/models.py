@@ -34,7 +34,12 @@ class PartitionRef(ApiModel):
 
 
 class PartitionStatus(ApiModel):
-    """State and progress of one mirror partition. Offsets are None while unknown."""
+    """State and progress of one mirror partition. Offsets are None while unknown.
+
+    Attributes:
+        last_mirror_offset, last_mirror_epoch, last_mirror_ms: last mirror position that a stop recorded (offset,
+            leader epoch at the source, time); of a former stop while the partition is not STOPPED.
+    """
 
     mirror: str
     topic: str
@@ -60,6 +65,8 @@ class PartitionStatus(ApiModel):
     node_id: str | None = None
     source_topic_id: str | None = None
     last_mirror_offset: int | None = None
+    last_mirror_epoch: int | None = None
+    last_mirror_ms: int | None = None
 
 
 class ProbeObservation(ApiModel):

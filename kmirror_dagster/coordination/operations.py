@@ -139,6 +139,11 @@ class MirrorOperations:
             await shard.write(
                 [Write.tombstone(key) for key in (*keys, encode_key(MirrorRecord.TYPE, mirror))]
             )
+            # a refresh that ended meanwhile may have stored further intents right before that
+            while further := [
+                encode_key(TopicRecord.TYPE, mirror, t) for t in self._view.topics.get(mirror, {})
+            ]:
+                await shard.write([Write.tombstone(key) for key in further])
             logger.info("mirror %s deleted", mirror, extra={"mirror": mirror})
 
     async def verb(self, mirror: str, verb: str, request: VerbRequest) -> VerbResult:

@@ -49,7 +49,8 @@ class Surroundings:
         admin: of the destination; shared.
         guard: asked before anything is sent.
         slow: threads for refreshes.
-        quick: threads for short calls; never waits behind a refresh, because stopping needs it.
+        quick: threads for short calls.
+        urgent: threads that nothing but a stop uses: it must not wait behind a cluster that does not answer.
     """
 
     settings: NodeSettings
@@ -62,6 +63,7 @@ class Surroundings:
     guard: PauseGuard
     slow: Executor
     quick: Executor
+    urgent: Executor
 
 
 class Rooms:
@@ -85,7 +87,7 @@ class Rooms:
         )
         shard_of = self.leadership.shard
         self.links = LinkPool(view.mirrors, self._link)
-        releaser = TopicReleaser(self._release, around.quick)
+        releaser = TopicReleaser(self._release, around.urgent)
         stop_work = StopWork(view, releaser, now_ms=now_ms)
         self.partitions = PartitionCoordinator(
             view, shard_of, self.links, stop_work, settings.retry_policy(), rng=rng, now_ms=now_ms

@@ -98,6 +98,7 @@ class NodeRuntime:
         self._server = ApiServer(app, listener, settings=settings)
         self._slow = ThreadPoolExecutor(_THREADS, thread_name_prefix="refresh")
         self._quick = ThreadPoolExecutor(_THREADS, thread_name_prefix="quick")
+        self._urgent = ThreadPoolExecutor(1, thread_name_prefix="urgent")
         self._admin = ClusterAdmin(settings.destination)
 
     # what the API asks
@@ -243,6 +244,7 @@ class NodeRuntime:
             guard=self._guard,
             slow=self._slow,
             quick=self._quick,
+            urgent=self._urgent,
         )
 
     async def _end(self) -> None:
@@ -261,6 +263,7 @@ class NodeRuntime:
         self._admin.close()
         self._slow.shutdown(wait=False, cancel_futures=True)
         self._quick.shutdown(wait=False, cancel_futures=True)
+        self._urgent.shutdown(wait=False, cancel_futures=True)
 
     async def _give_up(self, deadline: float) -> None:
         rooms, member, feed = self._rooms, self._member, self._feed

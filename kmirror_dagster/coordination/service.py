@@ -44,6 +44,7 @@ _WRITES = TypeAdapter(list[StateWrite])
 
 MAX_PAGE = 2_000
 _SEEN_DEADLINE_S = 2.0
+_MAX_ADVANCE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,9 @@ class NodeService:
             raise UnknownMirrorError(f"mirror {name!r} does not exist; there are: {existing}")
         return record
 
-    def local_mirrors(self) -> list[LocalMirror]:
+    def local_mirrors(self, *, probes: bool = False) -> list[LocalMirror]:
         """What this node contributes to each mirror."""
-        return self._statuses.local_mirrors()
+        return self._statuses.local_mirrors(probes=probes)
 
     async def probes(self, name: str) -> list[ProbeHistory]:
         """What each node that works for a mirror saw of its clusters.
@@ -175,15 +176,14 @@ class NodeService:
             UnknownMirrorError: when there is none.
         """
         self.known(name)
-        figures = await self._figures()
+        figures = await self._figures(probes=True)
         return [item.probes for item in figures.get(name, []) if item.probes is not None]
 
-    async def _figures(self) -> dict[str, list[LocalMirror]]:
-        others = await self.peers.gather(
-            self._other_endpoints(), "GET", "/v1/local/mirrors", {}, _LOCAL_MIRRORS
-        )
+    async def _figures(self, *, probes: bool = False) -> dict[str, list[LocalMirror]]:
+        path = f"/v1/local/mirrors?probes={str(probes).lower()}"
+        others = await self.peers.gather(self._other_endpoints(), "GET", path, {}, _LOCAL_MIRRORS)
         figures: dict[str, list[LocalMirror]] = {}
-        for items in (self.local_mirrors(), *others.values()):
+        for items in (self.local_mirrors(probes=probes), *others.values()):
             for item in items:
                 figures.setdefault(item.mirror, []).append(item)
         return figures
@@ -324,7 +324,7 @@ class NodeService:
                 self._partitions.retry_now(name)
             else:
                 self._partitions.wake(name)
-            await self._until_settled(name, before, request.wait_ms / 1000)
+            await self._until_settled(name, before, min(request.wait_ms / 1000, _MAX_ADVANCE_S))
         after = self._view.states.get(name)
         advanced = (after.state_epoch if after else 0) != (before.state_epoch if before else 0)
         return AdvanceResult(status=self._statuses.partition(name), advanced=advanced)

@@ -59,6 +59,8 @@ class StatusReader:
             next_retry_ms=self._partitions.next_retry_ms(name),
             node_id=leader.node_id if leader else None,
             last_mirror_offset=position.offset if position else None,
+            last_mirror_epoch=position.source_leader_epoch if position else None,
+            last_mirror_ms=position.recorded_ms if position else None,
         )
         update: dict[str, Any] = {}
         if record is not None:
@@ -68,14 +70,14 @@ class StatusReader:
             update |= _figures(progress)
         return status.model_copy(update=update)
 
-    def local_mirrors(self) -> list[LocalMirror]:
-        """What this node contributes to each mirror."""
+    def local_mirrors(self, *, probes: bool = False) -> list[LocalMirror]:
+        """What this node contributes to each mirror; with `probes` also what it saw of its clusters."""
         progress: dict[str, list[Progress]] = {}
         for name in self._partitions.running():
             item = self._partitions.progress(name)
             if item is not None:
                 progress.setdefault(name.mirror, []).append(item)
-        return [self._local(mirror, progress.get(mirror, [])) for mirror in self._view.mirrors]
+        return [self._local(mirror, progress.get(mirror, []), probes=probes) for mirror in self._view.mirrors]
 
     def summary(self, record: MirrorRecord, figures: dict[str, list[LocalMirror]]) -> MirrorSummary:
         """A mirror at a glance, with the figures all nodes have told."""
@@ -107,7 +109,7 @@ class StatusReader:
             coordinator_node=leader.node_id if leader else None,
         )
 
-    def _local(self, mirror: str, progress: list[Progress]) -> LocalMirror:
+    def _local(self, mirror: str, progress: list[Progress], *, probes: bool) -> LocalMirror:
         return LocalMirror(
             mirror=mirror,
             running=len(progress),
@@ -116,7 +118,7 @@ class StatusReader:
             records_per_second=sum(item.records_per_second for item in progress),
             bytes_per_second=sum(item.bytes_per_second for item in progress),
             refresh=self._refreshes.statuses.get(mirror),
-            probes=self._prober.history(mirror),
+            probes=self._prober.history(mirror) if probes else None,
         )
 
 

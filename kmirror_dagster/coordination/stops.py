@@ -141,7 +141,9 @@ class StopWork:
         deadline = loop.time() + _SIBLINGS_DEADLINE_S
         while self._is_copied(mirror, topic):
             if loop.time() >= deadline:
-                logger.info("%s/%s: some partitions are still copied; the last one releases it", mirror, topic)
+                logger.info(
+                    "%s/%s: some partitions are still copied; the last one releases it", mirror, topic
+                )
                 return False
             await asyncio.sleep(_SIBLINGS_POLL_S)
         return True
