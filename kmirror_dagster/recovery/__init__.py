@@ -1,0 +1,1 @@
+"""What a failover has cost, and the way back: loss manifest, quarantine, failback."""

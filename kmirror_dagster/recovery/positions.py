@@ -1,0 +1,46 @@
+"""Where mirroring ended: the last mirror positions that a stop leaves behind."""
+
+import base64
+import uuid
+
+from pydantic import BaseModel, ConfigDict
+
+from kmirror_dagster.broker.admin_types import Partition
+
+
+class LastPosition(BaseModel):
+    """Last mirror position of a stopped partition.
+
+    Attributes:
+        offset: source and destination are the same log below it.
+        source_leader_epoch: leader epoch of the last mirrored batch at the source, -1 when unknown.
+        recorded_ms: when the stop recorded it, epoch milliseconds.
+        source_topic_id: topic id at the source while it was mirrored, None when it had none.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    topic: str
+    partition: int
+    offset: int
+    source_leader_epoch: int = -1
+    recorded_ms: int = 0
+    source_topic_id: str | None = None
+
+    @property
+    def key(self) -> Partition:
+        """Topic and partition."""
+        return (self.topic, self.partition)
+
+
+def same_topic_id(one: str | None, other: str | None) -> bool:
+    """Whether two topic ids are one, whichever way they are written; an unknown one is any."""
+    return one is None or other is None or _canonical(one) == _canonical(other)
+
+
+def _canonical(text: str) -> str:
+    """Kafka's form (base64, URL-safe, without padding) of an id written like that or as a UUID."""
+    try:
+        return base64.urlsafe_b64encode(uuid.UUID(text).bytes).rstrip(b"=").decode()
+    except ValueError:
+        return text
