@@ -61,6 +61,7 @@ class ProducerState:
     producer_epoch: int
     last_sequence: int
     open_transaction_start: int
+    coordinator_epoch: int
 
 
 @dataclass(frozen=True)
@@ -448,7 +449,11 @@ class WireCluster:
             raise broker_error(entry.error_code, f"DescribeProducers of {topic}/{partition}")
         return [
             ProducerState(
-                state.producer_id, state.producer_epoch, state.last_sequence, state.current_txn_start_offset
+                state.producer_id,
+                state.producer_epoch,
+                state.last_sequence,
+                state.current_txn_start_offset,
+                state.coordinator_epoch,
             )
             for state in entry.active_producers
         ]

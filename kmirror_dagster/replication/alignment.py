@@ -75,11 +75,16 @@ class Alignment:
 
 @dataclass(frozen=True)
 class DestinationEnd:
-    """What the destination's leader knows: log end, and the state of our producers."""
+    """What the destination's leader knows: log end, and the state of our producers.
+
+    Attributes:
+        own: what it knows of the producer asked for, None when nothing.
+    """
 
     offset: int
     next_sequence: int
     open_transaction: ProducerState | None
+    own: ProducerState | None = None
 
 
 async def destination_end(cluster: WireCluster, tp: TopicPartition, producer_id: int) -> DestinationEnd:
@@ -99,7 +104,7 @@ async def destination_end(cluster: WireCluster, tp: TopicPartition, producer_id:
         own = next((state for state in known if state.producer_id == producer_id), None)
         opened = next((state for state in known if state.open_transaction_start >= 0), None)
         sequence = 0 if own is None or own.last_sequence < 0 else next_sequence(own.last_sequence, 1)
-        return DestinationEnd(after, sequence, opened)
+        return DestinationEnd(after, sequence, opened, own)
 
     return await retrying(attempt, deadline_s=_DEADLINE_S)
 

@@ -13,8 +13,9 @@ from kmirror_dagster.broker.fetch import FetchedPartition
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, WireCluster, retrying
 from kmirror_dagster.errors import KmirrorError, ReplicationError, SourceLossError
-from kmirror_dagster.replication.alignment import DivergedError, destination_end
+from kmirror_dagster.replication.alignment import DestinationEnd, DivergedError, destination_end
 from kmirror_dagster.replication.copier import Copier, Phase, Sequence
+from kmirror_dagster.replication.doubt import Doubt, Verdict, judge
 from kmirror_dagster.replication.markers import MarkerWriter, foreign_write
 from kmirror_dagster.replication.plan import Append, Hole, Marker
 from kmirror_dagster.settings import PolicySettings
@@ -97,13 +98,21 @@ class CopierDriver:
             if isinstance(copier.head, Append) or (
                 copier.transaction_open and isinstance(copier.head, Marker)
             ):
-                self._attachment.spawn(self._at_barrier(copier))
+                self._attachment.spawn(self._guarded(copier, lambda: self._at_barrier(copier)))
             else:
                 self._write_control(copier)
         elif copier.error is not None and not copier.queue and not copier.in_flight:
             copier.on_failure(copier.error)
             return
         self._attachment.resume(copier)
+
+    async def _guarded(self, copier: Copier, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """A bug in work beside the loops must end in a FAILED partition with its name, not in one that hangs."""
+        try:
+            await work()
+        except Exception as error:
+            log.exception("%s", copier.name)
+            copier.on_failure(ReplicationError(f"{copier.name}: {type(error).__name__}: {error}"))
 
     async def _at_barrier(self, copier: Copier) -> None:
         """Open an own transaction, or end it: both need everything before acknowledged."""
@@ -113,6 +122,7 @@ class CopierDriver:
             if isinstance(step, Append):
                 await self._open_transaction(copier, step.start)
             elif step is not None and copier.transaction is not None:
+                copier.sent = step.end
                 await copier.transaction.abort()
                 await self._await_end(copier, step.end)
                 copier.transaction_open = False
@@ -120,10 +130,7 @@ class CopierDriver:
             copier.on_failure(error)
             return
         except KmirrorError as error:
-            copier.blocked = False
-            self.doubt(copier, str(error))
-            return
-        if copier.phase is not Phase.RUNNING:
+            self._troubled(copier, error)
             return
         if isinstance(step, Marker):
             self._written(copier, step.end)
@@ -144,9 +151,9 @@ class CopierDriver:
 
     def _written(self, copier: Copier, end: int) -> None:
         """Control records up to `end` are in the log: go on behind them."""
-        if copier.phase is not Phase.RUNNING:
-            return
         copier.blocked = False
+        if copier.phase not in (Phase.RUNNING, Phase.STOPPED):
+            return
         while copier.queue and copier.queue[0].step.end <= end:
             entry = copier.pop()
             copier.acked_epoch = entry.step.leader_epoch
@@ -160,7 +167,7 @@ class CopierDriver:
             copier.on_failure(error)
             return
         copier.blocked = False
-        self.doubt(copier, str(error))
+        self.doubt(copier, str(error), control=True)
 
     def _assure_ownership(self) -> None:
         if not self._may_send():
@@ -187,6 +194,7 @@ class CopierDriver:
             copier.aborting = Sequence(copier.transaction.producer_id, copier.transaction.producer_epoch)
             reached = (await self._destination.list_offsets([copier.key], LATEST))[copier.key].value()
             if reached != start:
+                copier.sent = start + 1
                 # a former owner opened one in the same moment, and its forced marker is in the log now
                 raise KmirrorError(f"{copier.name}: the destination ends at {reached} instead of {start}")
         await copier.transaction.add_partitions([copier.key])
@@ -235,13 +243,24 @@ class CopierDriver:
     def _marker_writer(self) -> MarkerWriter:
         if self._markers is None:
             self._markers = MarkerWriter(
-                self._destination, self._prefix, on_written=self._written, on_trouble=self._troubled
+                self._destination,
+                self._prefix,
+                on_written=self._written,
+                on_trouble=self._troubled,
+                may_send=self._may_send,
             )
         return self._markers
 
     # doubt and failure
 
-    def doubt(self, copier: Copier, reason: str) -> None:
+    def doubt(self, copier: Copier, reason: str, *, control: bool = False) -> None:
+        """Stop sending until the destination's log end has been read again.
+
+        Args:
+            copier: whose outcome is unknown.
+            reason: why.
+            control: whether control records are in doubt; data otherwise.
+        """
         if copier.phase is not Phase.RUNNING:
             return
         log.info("%s: %s; reading the destination's log end again", copier.name, reason)
@@ -251,9 +270,9 @@ class CopierDriver:
         copier.futile += 1
         self._attachment.detach(copier)
         copier.drop_queue()
-        self._attachment.spawn(self._resync(copier, reason))
+        self._attachment.spawn(self._guarded(copier, lambda: self._resync(copier, reason, control)))
 
-    async def _resync(self, copier: Copier, reason: str) -> None:
+    async def _resync(self, copier: Copier, reason: str, control: bool) -> None:
         """After an uncertain answer: read log end and producer state before anything is sent again."""
         try:
             while copier.in_flight:
@@ -276,7 +295,15 @@ class CopierDriver:
                 )
             )
             return
-        if end.offset > copier.sent + 1:  # an own transaction's marker may have been on its way
+        verdict = judge(_doubt_of(copier, end, control))
+        if verdict is Verdict.ANOTHER_OWNER:
+            copier.on_failure(
+                ReplicationError(
+                    f"{copier.name}: another owner of this mirror has written up to {end.offset}"
+                )
+            )
+            return
+        if verdict is Verdict.SOMEBODY_ELSE:
             copier.on_failure(foreign_write(copier, end.offset, copier.sent))
             return
         if end.offset < copier.acked:
@@ -299,7 +326,7 @@ class CopierDriver:
         await self._attachment.locate(copier)
 
     def refused(self, copier: Copier, fetched: FetchedPartition) -> None:
-        self._attachment.spawn(self._explain(copier, fetched))
+        self._attachment.spawn(self._guarded(copier, lambda: self._explain(copier, fetched)))
 
     async def _explain(self, copier: Copier, fetched: FetchedPartition) -> None:
         """Say why the source refuses a position, and end with that."""
@@ -339,3 +366,23 @@ class CopierDriver:
             f"{copier.name}: the source ends at {last}, before the destination's end {copier.planned}: it lost its "
             "tail; delete the topic at the destination to mirror the source anew"
         )
+
+
+def _doubt_of(copier: Copier, end: DestinationEnd, control: bool) -> Doubt:
+    own, opened = end.own, end.open_transaction
+    sent_sequence = copier.plain.next
+    end_sequence = None if own is None else end.next_sequence
+    if not control and copier.aborted_in_flight and copier.aborting is not None:
+        sent_sequence = copier.aborting.next
+        mine = opened is not None and opened.producer_id == copier.aborting.producer_id
+        end_sequence = next_sequence(opened.last_sequence, 1) if opened is not None and mine else None
+    return Doubt(
+        acked=copier.acked,
+        sent=copier.sent,
+        end=end.offset,
+        control=control,
+        sent_sequence=sent_sequence,
+        end_sequence=end_sequence,
+        owner_epoch=copier.owner_epoch,
+        seen_epoch=-1 if own is None else own.coordinator_epoch,
+    )

@@ -171,7 +171,8 @@ class MirrorLink:
         self.detach(copier)
         copier.drop_queue()
         end = time.monotonic() + deadline_s
-        while copier.in_flight and time.monotonic() < end:
+        # also for control records: the next owner must not read the log's end while one is on its way
+        while (copier.in_flight or (running and copier.blocked)) and time.monotonic() < end:
             await asyncio.sleep(0.002)
         copier.doubtful = (
             copier.doubtful or bool(copier.in_flight) or not running or copier.blocked or copier.unproven
@@ -179,7 +180,12 @@ class MirrorLink:
         if copier.doubtful or (final and copier.transaction_open):
             left = max(end - time.monotonic(), 1.0)
             return await self.position(
-                topic, partition, final=final, deadline_s=left, source_leader_epoch=copier.acked_epoch
+                topic,
+                partition,
+                final=final,
+                deadline_s=left,
+                source_leader_epoch=copier.acked_epoch,
+                opened=copier.transaction if copier.transaction_open else None,
             )
         return Position(copier.acked, copier.acked_epoch)
 
@@ -191,8 +197,18 @@ class MirrorLink:
         final: bool = False,
         deadline_s: float = 30.0,
         source_leader_epoch: int = -1,
+        opened: TransactionalProducer | None = None,
     ) -> Position:
-        """Where the destination's log ends, of a partition that is not being copied."""
+        """Where the destination's log ends, of a partition that is not being copied.
+
+        Args:
+            topic: topic.
+            partition: partition.
+            final: the topic becomes writable: a transaction of ours that is open is aborted.
+            deadline_s: seconds until it must be known.
+            source_leader_epoch: of the source's last mirrored batch, for the answer.
+            opened: an own transaction that nothing may have been written in yet.
+        """
 
         async def read() -> Position:
             end = await destination_end(self.destination, (topic, partition), -1)
@@ -206,6 +222,8 @@ class MirrorLink:
                 log.warning(
                     "%s/%d: an aborted transaction of the source was cut at %d", topic, partition, end.offset
                 )
+            elif final and opened is not None:
+                await opened.abort(deadline_s=deadline_s)  # or it would end by its timeout, in a topic in use
             return Position(end.offset, source_leader_epoch)
 
         try:

@@ -18,7 +18,7 @@ from kmirror_dagster.broker.markers import Markers
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.broker.wire import LATEST, WireCluster
 from kmirror_dagster.errors import DeadlineError, FencedError, ForeignWriteError, KmirrorError
-from kmirror_dagster.replication.copier import Copier
+from kmirror_dagster.replication.copier import Copier, Phase
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class MarkerWriter:
         transactional_prefix: what the transactional ids begin with.
         on_written: called with a copier and the offset up to which its control records are written.
         on_trouble: called with a copier and the reason when its outcome is unknown or it was refused.
+        may_send: asked before each request; False while this node is not sure to be the owner.
     """
 
     def __init__(
@@ -67,11 +68,13 @@ class MarkerWriter:
         *,
         on_written: Callable[[Copier, int], None],
         on_trouble: Callable[[Copier, KmirrorError], None],
+        may_send: Callable[[], bool],
     ) -> None:
         self._cluster = cluster
         self._prefix = transactional_prefix
         self._on_written = on_written
         self._on_trouble = on_trouble
+        self._may_send = may_send
         self._producers: dict[int, TransactionalProducer] = {}
         self._brokers: dict[int, _Lane] = {}
         self._lanes: dict[int, _Lane] = {}
@@ -105,6 +108,21 @@ class MarkerWriter:
             lane.waiting.append(order)
             self._begin_round(order.copier.fenced_lane, lane)
 
+    def _still_wanted(self, lane: _Lane) -> _Lane:
+        """Drop what waited in a lane too long: its partition is stopped now, or this node may not write."""
+        waiting, lane.waiting = lane.waiting, []
+        allowed = self._may_send()
+        for order in waiting:
+            if order.generation != order.copier.generation:
+                continue
+            if order.copier.phase is not Phase.RUNNING:
+                self._trouble([order], KmirrorError(f"{order.copier.name} was stopped"))
+            elif not allowed:
+                self._trouble([order], KmirrorError("this node is not sure of its leadership"))
+            else:
+                lane.waiting.append(order)
+        return lane
+
     def _spawn(self, task: "asyncio.Task[None]") -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -119,7 +137,10 @@ class MarkerWriter:
         if connection is None or not connection.alive:
             self._spawn(asyncio.get_running_loop().create_task(self._connect(node_id, lane)))
             return
-        share = _share(lane)
+        share = _share(self._still_wanted(lane))
+        if not share:
+            lane.busy = False
+            return
         correlation_id = connection.next_id()
         frame = markers.request(
             [
@@ -238,8 +259,11 @@ class MarkerWriter:
     def _begin_round(self, number: int, lane: _Lane) -> None:
         if lane.busy or not lane.waiting:
             return
+        orders = self._still_wanted(lane).waiting
+        lane.waiting = []
+        if not orders:
+            return
         lane.busy = True
-        orders, lane.waiting = lane.waiting, []
         self._spawn(asyncio.get_running_loop().create_task(self._round(number, lane, orders)))
 
     async def _round(self, number: int, lane: _Lane, orders: list[_Order]) -> None:
@@ -263,7 +287,9 @@ class MarkerWriter:
             self._producers[number] = producer
         reached = await self._ends(orders)
         try:
-            while pending := [order for order in orders if reached[order] < order.end]:
+            while pending := [
+                order for order in orders if reached[order] < order.end and self._goes_on(order)
+            ]:
                 await producer.add_partitions([order.copier.key for order in pending])
                 await producer.abort()
                 for order in pending:
@@ -275,8 +301,16 @@ class MarkerWriter:
         for order in orders:
             if reached[order] > order.end:
                 self._trouble([order], foreign_write(order.copier, reached[order], order.end))
+            elif reached[order] < order.end:
+                self._trouble(
+                    [order], KmirrorError(f"{order.copier.name}: not all control records are written")
+                )
             elif order.generation == order.copier.generation:
                 self._on_written(order.copier, order.end)
+
+    def _goes_on(self, order: _Order) -> bool:
+        running = order.copier.phase is Phase.RUNNING and order.generation == order.copier.generation
+        return running and self._may_send()
 
     async def _ends(self, orders: Iterable[_Order]) -> dict[_Order, int]:
         found = await self._cluster.list_offsets([order.copier.key for order in orders], LATEST)
