@@ -145,6 +145,34 @@ class PositionRecord(_Record):
         return (self.mirror, self.topic, self.partition)
 
 
+class RecoveryRecord(_Record):
+    """How far the recovery of a mirror is, so that whoever comes next goes on with it.
+
+    Attributes:
+        operation: "failback" or "switchover".
+        operation_id: one attempt; another one begins only when this one is finished.
+        step: the step that is to be done next, or that was the last.
+        document: what the steps need to know, theirs alone to read.
+        error: why the step did not end; None when nothing is wrong.
+        revision: grows by one with every write; a write names the one it was decided by.
+    """
+
+    TYPE = "recovery"
+    mirror: str
+    operation: str
+    operation_id: str
+    step: str
+    document: dict[str, Any] = Field(default_factory=dict)
+    error: str | None = None
+    finished: bool = False
+    started_ms: int = 0
+    updated_ms: int = 0
+    revision: int = 0
+
+    def key_parts(self) -> tuple[str | int, ...]:
+        return (self.mirror,)
+
+
 class LeaderRecord(_Record):
     """Who leads a coordinator partition; writing it is what fences the former leader."""
 
@@ -159,11 +187,14 @@ class LeaderRecord(_Record):
         return (self.coordinator_partition,)
 
 
-Record: TypeAlias = MirrorRecord | TopicRecord | PartitionRecord | PositionRecord | LeaderRecord
+Record: TypeAlias = (
+    MirrorRecord | TopicRecord | PartitionRecord | PositionRecord | RecoveryRecord | LeaderRecord
+)
 Key: TypeAlias = tuple[str | int, ...]
 
 _TYPES: dict[str, type[_Record]] = {
-    cls.TYPE: cls for cls in (MirrorRecord, TopicRecord, PartitionRecord, PositionRecord, LeaderRecord)
+    cls.TYPE: cls
+    for cls in (MirrorRecord, TopicRecord, PartitionRecord, PositionRecord, RecoveryRecord, LeaderRecord)
 }
 
 

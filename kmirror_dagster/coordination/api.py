@@ -35,6 +35,7 @@ from kmirror_dagster.coordination.peers import FORWARDED_HEADER
 from kmirror_dagster.coordination.service import MAX_PAGE, NodeService
 from kmirror_dagster.errors import KmirrorError, NotLeaderError, UsageError
 from kmirror_dagster.lifecycle import MirrorState
+from kmirror_dagster.records import RecoveryRecord
 
 logger = logging.getLogger(__name__)
 
@@ -211,6 +212,23 @@ def _add_mirror_routes(app: FastAPI, service: Callable[[], NodeService]) -> None
     async def document(mirror: Mirror) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
         """Its settings document, references unresolved."""
         return service().known(mirror).document
+
+    @app.get("/v1/mirrors/{mirror}/recovery")
+    async def recovery(mirror: Mirror) -> RecoveryRecord | None:  # pyright: ignore[reportUnusedFunction]
+        """How far its last failback or switchover is; null when there was none."""
+        service().known(mirror)
+        return service().operations.recovery(mirror)
+
+    @app.put("/v1/mirrors/{mirror}/recovery", response_model=RecoveryRecord)
+    async def record_recovery(  # pyright: ignore[reportUnusedFunction]
+        mirror: Mirror, body: RecoveryRecord, request: Request
+    ) -> Response | RecoveryRecord:
+        """Record a step of a failback or switchover; refused unless it names the stored revision."""
+        service().known(mirror)
+        away = await _forwarded(service(), request, mirror)
+        if away is not None:
+            return away
+        return await service().operations.record_recovery(mirror, body)
 
     @app.get("/v1/mirrors/{mirror}/partitions")
     async def partitions(  # pyright: ignore[reportUnusedFunction]

@@ -47,6 +47,7 @@ from kmirror_dagster.errors import (
     NodeUnavailableError,
 )
 from kmirror_dagster.lifecycle import MirrorState
+from kmirror_dagster.records import RecoveryRecord
 
 CA_VARIABLE = "KMIRROR_CA"
 START_HINT = "start one with: kmirror node start"
@@ -233,6 +234,19 @@ class NodeClient:
         """One page of a mirror's partitions, by topic and partition."""
         params = {"topic": topic, "state": state and state.value, "cursor": cursor, "limit": str(limit)}
         return self._get(_mirror_path(name, "partitions"), Page[PartitionStatus], params)
+
+    def recovery(self, name: str) -> RecoveryRecord | None:
+        """How far the last failback or switchover of a mirror is; None when there was none."""
+        return self._get(_mirror_path(name, "recovery"), TypeAdapter(RecoveryRecord | None))
+
+    def record_recovery(self, record: RecoveryRecord) -> RecoveryRecord:
+        """Store how far a recovery is; the answer has the revision that the next write has to name.
+
+        Raises:
+            StaleEpochError: when somebody else has written meanwhile.
+            IllegalTransitionError: when another one is under way.
+        """
+        return _read(self._send("PUT", _mirror_path(record.mirror, "recovery"), body=record), RecoveryRecord)
 
     def iter_partitions(
         self, name: str, *, topic: str | None = None, state: MirrorState | None = None, limit: int = 500

@@ -21,11 +21,12 @@ from kmirror_dagster.errors import (
     MirrorExistsError,
     NotLeaderError,
     SameClusterError,
+    StaleEpochError,
     UnknownMirrorError,
     UsageError,
 )
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
-from kmirror_dagster.records import MirrorRecord, TopicRecord, encode_key
+from kmirror_dagster.records import MirrorRecord, RecoveryRecord, TopicRecord, encode_key
 from kmirror_dagster.settings import (
     ClusterSettings,
     FilterSettings,
@@ -43,6 +44,8 @@ ClusterIdReader = Callable[[ClusterSettings, float, str], str]
 _CLUSTER_ID_DEADLINE_S = 20.0
 _FORCED_STOP_DEADLINE_S = 20.0
 _POLL_S = 0.1
+# a record has to fit a message of the state topic with room to spare (max.message.bytes is 1 MiB by default)
+_MAX_RECOVERY_BYTES = 512 * 1024
 _REMEMBERED_OPERATIONS = 1_000
 # a name without any pattern character means one topic, whether it is mirrored already or not
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -135,6 +138,8 @@ class MirrorOperations:
                 await self._stop_all(mirror, shard)
             topics = self._view.topics.get(mirror, {})
             keys = [encode_key(TopicRecord.TYPE, mirror, topic) for topic in topics]
+            if mirror in self._view.recoveries:
+                keys.append(encode_key(RecoveryRecord.TYPE, mirror))
             # one batch: no node ever sees half of a mirror's intents
             await shard.write(
                 [Write.tombstone(key) for key in (*keys, encode_key(MirrorRecord.TYPE, mirror))]
@@ -145,6 +150,48 @@ class MirrorOperations:
             ]:
                 await shard.write([Write.tombstone(key) for key in further])
             logger.info("mirror %s deleted", mirror, extra={"mirror": mirror})
+
+    def recovery(self, mirror: str) -> RecoveryRecord | None:
+        """How far the last failback or switchover of a mirror is; None when there was none."""
+        return self._view.recoveries.get(mirror)
+
+    async def record_recovery(self, mirror: str, record: RecoveryRecord) -> RecoveryRecord:
+        """Store how far a failback or switchover is.
+
+        Raises:
+            StaleEpochError: when it was not decided by the stored revision.
+            IllegalTransitionError: when another one is under way.
+            UsageError: when it is of another mirror or too large for a record.
+            UnknownMirrorError, NotLeaderError.
+        """
+        if record.mirror != mirror:
+            raise UsageError(f"recovery of mirror {record.mirror!r} sent to mirror {mirror!r}")
+        if len(record.value()) > _MAX_RECOVERY_BYTES:
+            raise UsageError(
+                f"the {record.operation} of mirror {mirror!r} has too many partitions for one record "
+                f"({len(record.value())} bytes): do it by topics (--topics)"
+            )
+        async with self._lock(mirror):
+            shard = self._shard(mirror)
+            self._known(mirror)
+            stored = self._view.recoveries.get(mirror)
+            told = record.model_copy(update={"revision": record.revision + 1, "updated_ms": self._now_ms()})
+            if stored is not None and stored == told.model_copy(update={"updated_ms": stored.updated_ms}):
+                return stored  # asked again after a lost answer
+            if record.revision != (stored.revision if stored else 0):
+                raise StaleEpochError(
+                    f"mirror {mirror!r}: somebody else goes on with its {stored.operation if stored else 'recovery'} "
+                    "(a newer step is stored): look where it is, then run the command again"
+                )
+            if stored and not stored.finished and stored.operation_id != record.operation_id:
+                raise IllegalTransitionError(
+                    f"mirror {mirror!r}: a {stored.operation} is under way (step {stored.step}): end that first"
+                )
+            await shard.write([Write.of(told)])
+            logger.info(
+                "mirror %s: %s at step %s", mirror, told.operation, told.step, extra={"mirror": mirror}
+            )
+            return told
 
     async def verb(self, mirror: str, verb: str, request: VerbRequest) -> VerbResult:
         """Store what an operator wants of a mirror's topics; `recover` is not among these.

@@ -22,6 +22,7 @@ from kmirror_dagster.records import (
     PartitionRecord,
     PositionRecord,
     Record,
+    RecoveryRecord,
     TopicRecord,
     decode,
     decode_key,
@@ -78,7 +79,7 @@ def decode_entry(partition: int, offset: int, at_ms: int, key: bytes | None, val
 def home_of(key: Key, count: int) -> int | None:
     """Coordinator partition a key belongs to; None when the key is of no known shape."""
     match key:
-        case ("mirror" | "topic", str(mirror), *_):
+        case ("mirror" | "topic" | "recovery", str(mirror), *_):
             return mirror_owner(mirror, count)
         case ("partition" | "position", str(mirror), str(topic), int(partition)):
             return partition_owner(mirror, topic, partition, count)
@@ -113,6 +114,7 @@ class StateView:
         self.topics: dict[str, dict[str, TopicRecord]] = {}
         self.states: dict[PartitionKey, PartitionRecord] = {}
         self.positions: dict[PartitionKey, PositionRecord] = {}
+        self.recoveries: dict[str, RecoveryRecord] = {}
         self.leaders: dict[int, LeaderRecord] = {}
         self.quarantined: dict[tuple[int, Key | int], str] = {}
         self._slots = [_Slot() for _ in range(count)]
@@ -231,6 +233,8 @@ class StateView:
                 return self._swap(self.mirrors, str(key[1]), record, key)
             case "topic":
                 return self._store_topic(str(key[1]), str(key[2]), record, key)
+            case "recovery":
+                return self._swap(self.recoveries, str(key[1]), record, key)
             case "leader":
                 if isinstance(record, LeaderRecord):
                     slot.highest_epoch = max(slot.highest_epoch, record.epoch)
