@@ -123,6 +123,11 @@ class BenchClusters:
             time.sleep(0.05)
 
 
+def delete_topic(cluster: SandboxCluster, topic: str) -> None:
+    """Delete one topic, files included; harmless when there is none."""
+    _delete(cluster, lambda name: name == topic)
+
+
 def _delete(cluster: SandboxCluster, chosen: Callable[[str], bool]) -> None:
     admin = ClusterAdmin(cluster.settings())
     try:

@@ -74,6 +74,11 @@ class GuardedProcess:
         raise BenchError(f"{self.log.name}: process did not start; see {self.log}")
 
     @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
     def is_alive(self) -> bool:
         """Whether it runs."""
         return self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE

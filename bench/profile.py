@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.__main__ import Bench, describe
 from bench.clusters import BenchClusters
-from bench.mirrors import Kmirror
+from bench.mirrors import Link
 from bench.results import say
+from bench.runs import Bench
 from bench.workloads import FULL, QUICK
 
 
@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         profile = Path(folder) / "profile"
         bench = Bench(clusters, [], 1)
         bench.prepare(workload)
-        say(describe(bench.round(workload, Kmirror(profile))))
+        found, _ = bench.round(workload, Link(profile), clusters.source.bootstrap, [])
+        say(found.describe())
         stats = pstats.Stats(str(profile), stream=sys.stdout)
     stats.strip_dirs().sort_stats(options.sort).print_stats(options.top)
     return 0

@@ -3,23 +3,24 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-import psutil
-
 from bench.errors import BenchError
-from bench.guarded import GuardedProcess, Usage
+from bench.guarded import GuardedProcess
+from bench.meter import Meter, Reading, Span, between
 from bench.workloads import PARTITIONS
 from kmirror_dagster.broker.wire import LATEST, WireCluster
 from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.settings import ClusterSettings
 
 _POLL_S = 0.02
+_TELL_S = 2.0
 # The clock starts when this part has arrived: start-up, and most of the JVM's compiling, is left out for both.
 WARM_UP = 0.1
-_FIRST_RECORD_S = 120.0
+FIRST_RECORD_S = 120.0
 _STALLED_S = 60.0
+_ROUND_S = 1_800.0
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,35 @@ class Round:
             "cpu_us_per_record": round(self.cpu_us_per_record, 3),
         }
 
+    def describe(self) -> str:
+        """One line."""
+        return (
+            f"{self.tool}: {self.records_per_s:,.0f} records/s, {self.cpu_us_per_record:.2f} us CPU a record "
+            f"({self.cpu_s / self.seconds:.2f} cores), peak {self.peak_rss_bytes / 1e6:.0f} MB, "
+            f"{self.seconds:.1f} s; load {self.load_average:.1f}, others use {self.foreign_cpu:.2f} cores"
+        )
+
+
+def made(tool: str, records: int, span: Span) -> Round:
+    """A round from what was used in it."""
+    return Round(
+        tool, records, span.seconds, span.cpu_s, span.peak_rss_bytes, os.getloadavg()[0], span.foreign_cpu
+    )
+
 
 @dataclass(frozen=True)
-class _Reading:
-    offsets: int
-    at: float
-    usage: Usage
-    machine_s: float
-    known_s: float
+class Sample:
+    """Memory of the tool at one moment of a round.
+
+    Attributes:
+        at_s: seconds since the process was first looked at.
+        share: of the topic that had arrived, 0 to 1.
+        rss_bytes: resident memory.
+    """
+
+    at_s: float
+    share: float
+    rss_bytes: int
 
 
 class Watch:
@@ -82,76 +104,83 @@ class Watch:
         destination: the cluster.
         topic: the topic.
         process: the tool.
-        known: processes whose processor time is not foreign: the brokers.
+        known: processes whose processor time is not foreign: brokers and proxy.
+        sample_s: time between two samples of the tool's memory; None: no samples.
     """
 
     def __init__(
-        self, destination: ClusterSettings, topic: str, process: GuardedProcess, known: list[int]
+        self,
+        destination: ClusterSettings,
+        topic: str,
+        process: GuardedProcess,
+        known: Sequence[int],
+        sample_s: float | None = None,
     ) -> None:
         self._topic = topic
         self._settings = destination
         self._process = process
-        self._known = [psutil.Process(pid) for pid in (*known, os.getpid())]
+        self._meter = Meter(process, known)
+        self._sample_s = sample_s
+        self._began = time.monotonic()
+        self._told = 0.0
+        self.samples: list[Sample] = []
 
     def run(self, tool: str, target: int, records: int, note: Callable[[str], None]) -> Round:
-        """Wait until the topic holds `target` offsets, which stand for `records` data records."""
-        begin, end = asyncio.run(self._follow(target, note))
-        share = (end.offsets - begin.offsets) / target
-        seconds = end.at - begin.at
-        cpu_s = end.usage.cpu_s - begin.usage.cpu_s
-        foreign = end.machine_s - begin.machine_s - cpu_s - (end.known_s - begin.known_s)
-        return Round(
-            tool,
-            round(records * share),
-            seconds,
-            cpu_s,
-            end.usage.peak_rss_bytes,
-            os.getloadavg()[0],
-            max(0.0, foreign / seconds),
-        )
+        """Wait until the topic holds `target` offsets, which stand for `records` data records.
 
-    async def _follow(self, target: int, note: Callable[[str], None]) -> tuple[_Reading, _Reading]:
+        Raises:
+            BenchError: the tool ended, or nothing came for a minute, or the round took half an hour.
+        """
+        first, begin, end = asyncio.run(self._follow(target, note))
+        return made(tool, round(records * (target - first) / target), between(begin, end))
+
+    async def _follow(self, target: int, note: Callable[[str], None]) -> tuple[int, Reading, Reading]:
         cluster = WireCluster(self._settings, role="destination")
-        begin: _Reading | None = None
-        offsets, changed, told = 0, time.monotonic(), 0.0
+        begin: tuple[int, Reading] | None = None
+        offsets, changed = 0, time.monotonic()
         try:
             while True:
                 found = await self._offsets(cluster)
-                reading = self._read(found)
+                reading = self._meter.read() if self._process.is_alive else None
+                now = time.monotonic()
                 if found != offsets:
-                    offsets, changed = found, reading.at
+                    offsets, changed = found, now
+                self._check(found, now - changed)
+                assert reading is not None
                 if begin is None and found >= target * WARM_UP:
-                    begin = reading
+                    begin = found, reading
                 if found >= target:
-                    if begin is None or found > target:
+                    if begin is None or found > target or begin[0] == found:
                         raise BenchError(
-                            f"{self._topic}: destination holds {found} offsets instead of {target}"
+                            f"{self._topic}: destination holds {found} offsets of {target}, "
+                            f"{'too many' if found > target else 'and there was nothing to measure'}"
                         )
-                    return begin, reading
-                self._check(found, reading.at - changed)
-                if reading.at - told > 2:
-                    told = reading.at
-                    note(f"{found / target:.0%}")
+                    return *begin, reading
+                self._remember(reading, found / target, note)
                 await asyncio.sleep(_POLL_S)
         finally:
             await cluster.close()
 
+    def _remember(self, reading: Reading, share: float, note: Callable[[str], None]) -> None:
+        at_s = reading.at - self._began
+        if self._sample_s and (not self.samples or at_s >= self.samples[-1].at_s + self._sample_s):
+            self.samples.append(Sample(at_s, share, reading.usage.rss_bytes))
+        if reading.at - self._told > _TELL_S:
+            self._told = reading.at
+            note(f"{share:.0%}")
+
     def _check(self, found: int, silent_s: float) -> None:
         if not self._process.is_alive:
             raise BenchError(f"the tool ended; see {self._process.log}:\n{self._process.tail()}")
-        if silent_s > (_STALLED_S if found else _FIRST_RECORD_S):
+        if silent_s > (_STALLED_S if found else FIRST_RECORD_S):
             raise BenchError(f"nothing arrived for {silent_s:.0f} s at {found}:\n{self._process.tail()}")
+        if time.monotonic() - self._began > _ROUND_S:
+            raise BenchError(f"the round was not done after {_ROUND_S:.0f} s, at {found}")
 
     async def _offsets(self, cluster: WireCluster) -> int:
         wanted = [(self._topic, partition) for partition in range(PARTITIONS)]
         try:
             found = await cluster.list_offsets(wanted, LATEST)
         except KmirrorError:
-            return 0  # MirrorMaker 2 makes the topic itself
+            return 0  # the tools make the topic themselves
         return sum(outcome.offset for outcome in found.values() if outcome.error is None)
-
-    def _read(self, offsets: int) -> _Reading:
-        busy = psutil.cpu_times()
-        machine = busy.user + busy.nice + busy.system + busy.irq + busy.softirq
-        known = sum(times.user + times.system for times in (each.cpu_times() for each in self._known))
-        return _Reading(offsets, time.monotonic(), self._process.usage(), machine, known)

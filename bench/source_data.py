@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from confluent_kafka import Producer
@@ -18,6 +19,7 @@ from kmirror_dagster.settings import ClusterSettings
 _VARIETY = 64
 _IN_FLIGHT = 32
 _DEADLINE_S = 900.0
+_TELL_S = 2.0
 _EOS_WRITERS = 4
 _CODECS = {name: number for number, name in codecs.NAMES.items()}
 
@@ -60,37 +62,55 @@ async def write_batches(
 ) -> float:
     """Append batches from memory round robin; each request carries one for every partition.
 
+    Args:
+        settings: the cluster.
+        topic: topic of `bench.workloads.PARTITIONS` partitions, all led by one broker.
+        ready: sealed batches.
+        workload: how many records.
+        note: takes progress.
+        in_flight: requests sent and not answered yet, at most.
+
     Returns:
         Seconds it took.
     """
+    began = time.monotonic()
+    await asyncio.wait_for(_append_all(settings, topic, ready, workload, note, in_flight), _DEADLINE_S)
+    return time.monotonic() - began
+
+
+async def _append_all(
+    settings: ClusterSettings,
+    topic: str,
+    ready: list[bytes],
+    workload: Workload,
+    note: Callable[[str], None],
+    in_flight: int,
+) -> None:
     cluster = WireCluster(settings, role="destination")
+    waiting: deque[asyncio.Future[Frame]] = deque()
     try:
         leader = await cluster.leader(topic, 0)
         connection = await cluster.connection(leader.node_id, "produce")
-        rounds = workload.records // (workload.batch_records * PARTITIONS)
-        began = time.monotonic()
-        waiting: asyncio.Queue[asyncio.Future[Frame]] = asyncio.Queue(in_flight)
-
-        async def settle() -> None:
-            for _ in range(rounds):
-                frame = await (await waiting.get())
-                for entry in produce.answer(frame.view):
-                    if entry.error_code:
-                        raise BenchError(
-                            f"{topic}/{entry.partition}: write failed with error {entry.error_code}"
-                        )
-
-        settling = asyncio.ensure_future(settle())
+        rounds = workload.written // (workload.batch_records * PARTITIONS)
+        told = time.monotonic()
         for number in range(rounds):
-            await waiting.put(_send(connection, topic, ready, number))
-            if settling.done():
-                break
-            if number % 10_000 == 9_999:
+            if len(waiting) == in_flight:
+                _check(await waiting.popleft())
+            waiting.append(_send(connection, topic, ready, number))
+            if time.monotonic() - told > _TELL_S:
+                told = time.monotonic()
                 note(f"{(number + 1) / rounds:.0%} written")
-        await asyncio.wait_for(settling, _DEADLINE_S)
-        return time.monotonic() - began
+        while waiting:
+            _check(await waiting.popleft())
     finally:
         await cluster.close()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _check(frame: Frame) -> None:
+    for entry in produce.answer(frame.view):
+        if entry.error_code:
+            raise BenchError(f"{entry.topic}/{entry.partition}: write failed with error {entry.error_code}")
 
 
 def _send(connection: Connection, topic: str, ready: list[bytes], number: int) -> "asyncio.Future[Frame]":

@@ -1,4 +1,4 @@
-"""What is measured: the issue's five workloads, full size and quick."""
+"""What is measured, full size and quick."""
 
 from dataclasses import dataclass, replace
 
@@ -18,6 +18,10 @@ class Workload:
         transactional: whether the records are written in transactions.
         delay_ms: one-way delay between source and mirror.
         rate: records a second while measuring latency; 0: all are there before the mirror starts.
+        warm_up_s: time at that rate before the measured records.
+        kept: whether the data stays at the source for the next run that keeps its clusters.
+        measures_ceiling: whether writing the same batches from memory is measured as well.
+        sample_s: time between two samples of memory, where it is sampled.
     """
 
     name: str
@@ -28,6 +32,10 @@ class Workload:
     transactional: bool = False
     delay_ms: float = 0.0
     rate: int = 0
+    warm_up_s: float = 0.0
+    kept: bool = True
+    measures_ceiling: bool = False
+    sample_s: float | None = None
 
     @property
     def topic(self) -> str:
@@ -45,12 +53,32 @@ class Workload:
 FULL = {
     each.name: each
     for each in (
-        Workload("bulk", 2_000_000, 1_000, 64, codec="lz4"),
+        Workload("bulk", 2_000_000, 1_000, 64, codec="lz4", measures_ceiling=True),
+        Workload("wan", 2_000_000, 1_000, 64, codec="lz4", delay_ms=50.0),
         Workload("tiny", 1_000_000, 100, 1),
         Workload("eos", 400_000, 1_000, 100, transactional=True),
-        Workload("latency", 60_000, 100, 1, rate=1_000),
-        Workload("wan", 2_000_000, 1_000, 64, codec="lz4", delay_ms=50.0),
+        Workload("latency", 30_000, 100, 1, rate=1_000, warm_up_s=15.0, kept=False),
+        Workload("backlog", 10_000_000, 1_000, 64, codec="lz4", kept=False, sample_s=1.0),
     )
 }
-_QUICK_RECORDS = {"bulk": 500_000, "tiny": 300_000, "eos": 100_000, "latency": 15_000, "wan": 500_000}
-QUICK = {name: replace(each, records=_QUICK_RECORDS[name]) for name, each in FULL.items()}
+_QUICK_RECORDS = {
+    "bulk": 500_000,
+    "wan": 500_000,
+    "tiny": 300_000,
+    "eos": 100_000,
+    "latency": 10_000,
+    "backlog": 1_000_000,
+}
+
+
+def shortened(workload: Workload, records: int) -> Workload:
+    """The same kind of data, less of it."""
+    return replace(
+        workload,
+        records=records,
+        warm_up_s=min(workload.warm_up_s, records / workload.rate) if workload.rate else 0.0,
+        sample_s=workload.sample_s and 0.1,
+    )
+
+
+QUICK = {name: shortened(each, _QUICK_RECORDS[name]) for name, each in FULL.items()}
