@@ -5,9 +5,11 @@ The node runs with its most verbose logging: a log line that formats a null must
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 
 import pytest
+from confluent_kafka import Producer
 
 from kmirror_dagster.coordination.models import VerbRequest
 from kmirror_dagster.lifecycle import MirrorState
@@ -66,6 +68,17 @@ HEADERS = [
 ]
 
 
+@contextmanager
+def held_back(mirror: NodeMirror, topic: str) -> Iterator[None]:
+    """A topic is paused while the block runs: what is written then comes as many small batches at once."""
+    selected = VerbRequest(topics=[topic.replace(".", "\\.")])
+    mirror.node.client.verb(mirror.name, "pause", selected)
+    mirror.await_states(MirrorState.PAUSED, topic)
+    yield
+    mirror.node.client.verb(mirror.name, "resume", selected)
+    mirror.await_states(MirrorState.MIRRORING, topic)
+
+
 @pytest.mark.case("C01")
 def test_headers_arrive_as_the_list_they_are(clusters: Clusters, mirror: NodeMirror) -> None:
     """Order, repetition, null and empty of headers are kept; a topic without headers beside it never slows."""
@@ -78,33 +91,41 @@ def test_headers_arrive_as_the_list_they_are(clusters: Clusters, mirror: NodeMir
         record = Record(b"v", b"k", headers)
         for client in clients:
             # alone in its batch, and in one with others
-            for batch in ([record], [Record(b"before"), record, Record(b"behind")]):
-                write(client, odd, batch)
-                assert client.flush(30) == 0
-        write(clients[0], plain, [Record(b"plain")] * 100)
-        assert clients[0].flush(30) == 0
+            write_batches(client, odd, [record], [Record(b"before"), record, Record(b"behind")])
+        write_batches(clients[0], plain, [Record(b"plain")] * 100)
         mirror.await_copied(plain, deadline_s=10)
+    with held_back(mirror, odd):
+        for client in clients:
+            write_batches(client, odd, *([Record(b"v", b"k", headers)] for headers in HEADERS))
     found = copied(mirror, odd)
-    wanted = [headers for headers in HEADERS for _ in range(4)]
+    wanted = [headers for headers in HEADERS for _ in range(4)] + HEADERS * 2
     assert [record.headers for record in found if record.value == b"v"] == wanted
-    assert len(found) == 8 * len(HEADERS)
+    assert len(found) == 10 * len(HEADERS)
     copied(mirror, plain)
     assert mirror.errors() == {}
     assert all(status.retry_attempt == 0 for status in mirror.partitions())
 
 
+def write_batches(client: Producer, topic: str, *batches: list[Record]) -> None:
+    """Write each list of records as a batch of its own."""
+    for batch in batches:
+        write(client, topic, batch)
+        assert client.flush(30) == 0
+
+
 @pytest.mark.case("C02")
 def test_null_and_empty_stay_apart(clusters: Clusters, mirror: NodeMirror) -> None:
-    """Null and empty keys and values arrive as they are, alone in a batch and among others."""
+    """Null and empty keys and values arrive as they are: alone, among others, and in batches that are joined."""
     topic = mirror.topic("nulls")
     create_topic(clusters.source.bootstrap, topic)
+    mirror.await_states(MirrorState.MIRRORING, topic)
     pairs = [(None, b"v"), (None, None), (b"", b"v"), (b"k", None), (b"k", b""), (b"", b""), (b"", None)]
     records = [Record(value, key) for key, value in pairs]
-    for record in records:
-        produce(mirror.source, topic, [record])
-    produce(mirror.source, topic, records)
-    mirror.await_states(MirrorState.MIRRORING, topic)
-    assert [(record.key, record.value) for record in copied(mirror, topic)] == pairs * 2
+    client = producer(mirror.source)
+    write_batches(client, topic, records, *([record] for record in records))
+    with held_back(mirror, topic):
+        write_batches(client, topic, *([record] for record in records))
+    assert [(record.key, record.value) for record in copied(mirror, topic)] == pairs * 3
 
 
 @pytest.mark.case("C02")
