@@ -105,6 +105,11 @@ class PolicySettings(Settings):
         description="The source deleted records before they were mirrored. stop: the partition is FAILED, "
         "naming the lost offsets; skip-to-start: the loss is recorded, copying goes on behind it.",
     )
+    adopt_topics: list[str] = Field(
+        default_factory=list,
+        description="Names of topics that exist at the destination with the beginning of the source's log and are "
+        "gone on with instead of being refused (failback sets it once it has compared both logs).",
+    )
     replication_factor: int | None = Field(
         default=None,
         ge=1,

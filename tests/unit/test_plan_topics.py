@@ -224,6 +224,16 @@ def test_only_a_log_that_can_still_be_aligned_is_adopted(start: int, length: int
     assert (verdict.error is None) is verdict.adopted
 
 
+def test_a_topic_named_for_it_is_gone_on_with() -> None:
+    """A log that a failback has compared already is adopted with its records; others of the kind are refused."""
+    destination = cluster(topic("t", topic_id="copy"), topic("u", topic_id="copy"), end=7)
+    policies = PolicySettings(adopt_topics=["t"])
+    case = world(cluster(topic("t"), topic("u"), end=9), destination, policies=policies)
+
+    assert verdict_of(case, "t").adopted
+    assert "has been written to" in (verdict_of(case, "u").error or "")
+
+
 def test_a_refused_topic_is_not_taken_for_the_mirror_s_own_later() -> None:
     """A stored error with no partitions does not make somebody else's topic ours."""
     case = world(cluster(topic()), cluster(topic(topic_id="copy"), end=7), record(partitions=0, error="x"))
