@@ -180,6 +180,7 @@ class Demo:
             "            kmirror describe sandbox; kmirror verify sandbox; kmirror sandbox seed --rate 100\n\n"
             "Ctrl-C ends all of it.",
             highlight=False,
+            soft_wrap=True,
         )
         self.console.file.flush()
 
