@@ -10,6 +10,7 @@ from confluent_kafka import (
     TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
+    KafkaException,
     Message,
     TopicPartition,
 )
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 _BATCH = 500
 _POLL_S = 0.5
 _ERROR_PAUSE_S = 0.5
+_LEADERS_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -94,16 +96,27 @@ class TopicFollower:
             queued_max_messages_kbytes=8_192,
         )
         try:
+            self._find_leaders(client)
             client.assign([TopicPartition(self._topic, p, OFFSET_BEGINNING) for p in range(self._partitions)])
             while not self._stopping.is_set():
                 self._read(client)
         finally:
             client.close()
 
+    def _find_leaders(self, client: Consumer) -> None:
+        """Ask once before anything is fetched: else the client waits half a second for its next look."""
+        try:
+            client.list_topics(self._topic, timeout=_LEADERS_S)
+        except KafkaException as error:
+            logger.info("leaders of %s not known yet: %s", self._topic, error.args[0].str())
+
     def _read(self, client: Consumer) -> None:
         records: list[FollowedRecord] = []
         ends: dict[int, int] = {}
-        for message in client.consume(_BATCH, _POLL_S):
+        # a batch waits until it is full or its time is over: wait for one message, then take what is there
+        messages = client.consume(1, _POLL_S)
+        messages += client.consume(_BATCH, 0) if messages else []
+        for message in messages:
             error = message.error()
             if error is None:
                 records.append(_record(message))
