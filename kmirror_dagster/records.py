@@ -19,6 +19,11 @@ from kmirror_dagster.lifecycle import DesiredState, MirrorState
 
 STATE_TOPIC = "__mirror_state"
 DEFAULT_STATE_PARTITIONS = 50
+# 10,000 ACLs make about 60 KiB a record
+ACL_CHUNKS = 16
+
+# resource type, resource name, pattern type, principal, host, operation, permission
+AclFields: TypeAlias = tuple[str, str, str, str, str, str, str]
 
 
 class _Record(BaseModel):
@@ -55,6 +60,28 @@ class MirrorRecord(_Record):
         return (self.mirror,)
 
 
+class HeldAcl(BaseModel):
+    """A permission to write to topics that the source gives and the destination holds back while mirroring.
+
+    Always an ALLOW on topics, in Kafka's names ("LITERAL", "User:alice", "*").
+
+    Attributes:
+        operation: "WRITE", or "ALL" where the operations besides WRITE are given one by one.
+        instead: those operations, without what the source gives by ACLs of their own; given up with the hold.
+        granted: of a stopped topic: given to this topic by its name, and as it is once all others have stopped.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    resource_name: str
+    pattern_type: str
+    principal: str
+    host: str
+    operation: str
+    instead: tuple[str, ...] = ()
+    granted: bool = False
+
+
 class TopicRecord(_Record):
     """Intent for one topic of a mirror, written by the mirror's coordinator, followed by every node.
 
@@ -71,6 +98,8 @@ class TopicRecord(_Record):
         source_configs: the source's own value of each configuration held back while mirroring (None: it has
             none); put in place at stop, which must not need the source.
         synced_configs: configuration keys that the mirror has put at the destination.
+        held_acls: write permissions held back while mirroring, granted at stop, which must not need the source.
+        read_only_acl: an ACL of the mirror denies everybody to write to the copy; removed at stop.
     """
 
     TYPE = "topic"
@@ -85,11 +114,31 @@ class TopicRecord(_Record):
     destination_topic_id: str | None = None
     source_configs: dict[str, str | None] = Field(default_factory=dict)
     synced_configs: list[str] = Field(default_factory=list)
+    held_acls: tuple[HeldAcl, ...] = ()
+    read_only_acl: bool = False
     revision: int = 0
     since_ms: int = 0
 
     def key_parts(self) -> tuple[str | int, ...]:
         return (self.mirror, self.topic)
+
+
+class AclsRecord(_Record):
+    """ACLs at the destination that are there because of the mirror: one of `ACL_CHUNKS` parts of them.
+
+    One that leaves the source is removed only when it is one of these.
+
+    Attributes:
+        acls: sorted.
+    """
+
+    TYPE = "acls"
+    mirror: str
+    chunk: int
+    acls: tuple[AclFields, ...] = ()
+
+    def key_parts(self) -> tuple[str | int, ...]:
+        return (self.mirror, self.chunk)
 
 
 class PartitionRecord(_Record):
@@ -188,13 +237,21 @@ class LeaderRecord(_Record):
 
 
 Record: TypeAlias = (
-    MirrorRecord | TopicRecord | PartitionRecord | PositionRecord | RecoveryRecord | LeaderRecord
+    MirrorRecord | TopicRecord | AclsRecord | PartitionRecord | PositionRecord | RecoveryRecord | LeaderRecord
 )
 Key: TypeAlias = tuple[str | int, ...]
 
 _TYPES: dict[str, type[_Record]] = {
     cls.TYPE: cls
-    for cls in (MirrorRecord, TopicRecord, PartitionRecord, PositionRecord, RecoveryRecord, LeaderRecord)
+    for cls in (
+        MirrorRecord,
+        TopicRecord,
+        AclsRecord,
+        PartitionRecord,
+        PositionRecord,
+        RecoveryRecord,
+        LeaderRecord,
+    )
 }
 
 
@@ -242,6 +299,11 @@ def decode(key: bytes, value: bytes) -> Record:
     if (cls.TYPE, *record.key_parts()) != parts:
         raise RecordCorruptError(f"record {parts} names another thing in its value: {record.key_parts()}")
     return record  # pyright: ignore[reportReturnType]
+
+
+def acl_chunk(fields: AclFields) -> int:
+    """Which of a mirror's `AclsRecord`s an ACL is listed in."""
+    return zlib.crc32("\0".join(fields).encode()) % ACL_CHUNKS
 
 
 def mirror_owner(mirror: str, count: int) -> int:

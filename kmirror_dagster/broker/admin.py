@@ -7,10 +7,11 @@ call is raised: ClusterUnreachableError, AuthenticationError, DeadlineError.
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from kmirror_dagster.broker import admin_acls, group_wire
+from kmirror_dagster.broker import admin_acls, admin_rights, group_wire
 from kmirror_dagster.broker.admin_calls import DEFAULT_TIMEOUT_S
 from kmirror_dagster.broker.admin_groups import GroupCalls
 from kmirror_dagster.broker.admin_offsets import OffsetCalls
+from kmirror_dagster.broker.admin_rights import Rights
 from kmirror_dagster.broker.admin_topics import TopicCalls
 from kmirror_dagster.broker.admin_types import Acl, Answers, CommittedOffset, GroupListings, Partition
 from kmirror_dagster.broker.wire import WireCluster
@@ -98,6 +99,33 @@ class ClusterAdmin(TopicCalls, OffsetCalls, GroupCalls):
         return self._over_wire(
             lambda cluster: admin_acls.delete_acls(cluster, acls), timeout_s, "deleting ACLs"
         )
+
+    def rights(self, topics: Iterable[str] = (), *, timeout_s: float | None = None) -> Rights:
+        """What this client's principal may do with the cluster and with topics."""
+        wanted = tuple(topics)
+        return self._over_wire(
+            lambda cluster: admin_rights.read_rights(cluster, wanted), timeout_s, "asking for rights"
+        )
+
+    def group_rights(
+        self, groups: Iterable[str], *, timeout_s: float | None = None
+    ) -> Answers[str, frozenset[str]]:
+        """What this client's principal may do with groups."""
+        wanted = tuple(groups)
+        if not wanted:
+            return Answers()
+        return self._over_wire(
+            lambda cluster: admin_rights.read_group_rights(cluster, wanted), timeout_s, "asking for rights"
+        )
+
+    def is_exempt(self, *, timeout_s: float | None = None) -> bool:
+        """Whether no DENY hits this client's principal; tried out on a group that nobody uses.
+
+        Raises:
+            AuthorizationError: the principal may not alter ACLs.
+            BrokerError: SECURITY_DISABLED when the cluster has no authorizer.
+        """
+        return self._over_wire(admin_rights.is_exempt, timeout_s, "asking whether a DENY hits the mirror")
 
     def _over_wire(
         self, work: Callable[[WireCluster], Awaitable[T]], timeout_s: float | None, doing: str

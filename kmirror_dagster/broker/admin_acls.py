@@ -20,7 +20,9 @@ _ANY = 1
 _CHUNK = 1_000
 
 
-class _ResourceType(IntEnum):
+class ResourceType(IntEnum):
+    """Codes of resource types (protocol guide)."""
+
     TOPIC = 2
     GROUP = 3
     CLUSTER = 4
@@ -29,12 +31,16 @@ class _ResourceType(IntEnum):
     USER = 7
 
 
-class _PatternType(IntEnum):
+class PatternType(IntEnum):
+    """Codes of pattern types."""
+
     LITERAL = 3
     PREFIXED = 4
 
 
-class _Operation(IntEnum):
+class Operation(IntEnum):
+    """Codes of operations."""
+
     ALL = 2
     READ = 3
     WRITE = 4
@@ -51,7 +57,9 @@ class _Operation(IntEnum):
     TWO_PHASE_COMMIT = 15
 
 
-class _Permission(IntEnum):
+class Permission(IntEnum):
+    """Codes of permission types."""
+
     DENY = 2
     ALLOW = 3
 
@@ -92,13 +100,13 @@ async def create_acls(cluster: WireCluster, acls: Sequence[Acl]) -> Mapping[Acl,
         kind = CreateAclsRequest
         creations = [
             kind.AclCreation(
-                resource_type=_ResourceType[acl.resource_type],
+                resource_type=ResourceType[acl.resource_type],
                 resource_name=acl.resource_name,
-                resource_pattern_type=_PatternType[acl.pattern_type],
+                resource_pattern_type=PatternType[acl.pattern_type],
                 principal=acl.principal,
                 host=acl.host,
-                operation=_Operation[acl.operation],
-                permission_type=_Permission[acl.permission],
+                operation=Operation[acl.operation],
+                permission_type=Permission[acl.permission],
             )
             for acl in chunk
         ]
@@ -118,13 +126,13 @@ async def delete_acls(cluster: WireCluster, acls: Sequence[Acl]) -> Mapping[Acl,
         kind = DeleteAclsRequest
         filters = [
             kind.DeleteAclsFilter(
-                resource_type_filter=_ResourceType[acl.resource_type],
+                resource_type_filter=ResourceType[acl.resource_type],
                 resource_name_filter=acl.resource_name,
-                pattern_type_filter=_PatternType[acl.pattern_type],
+                pattern_type_filter=PatternType[acl.pattern_type],
                 principal_filter=acl.principal,
                 host_filter=acl.host,
-                operation=_Operation[acl.operation],
-                permission_type=_Permission[acl.permission],
+                operation=Operation[acl.operation],
+                permission_type=Permission[acl.permission],
             )
             for acl in chunk
         ]
@@ -176,13 +184,13 @@ def _text(acl: Acl) -> str:
 
 def _acl(resource: Any, entry: Any, pattern_type: int) -> Acl:
     return Acl(
-        resource_type=_name(_ResourceType, resource.resource_type),
+        resource_type=_name(ResourceType, resource.resource_type),
         resource_name=resource.resource_name,
-        pattern_type=_name(_PatternType, pattern_type),
+        pattern_type=_name(PatternType, pattern_type),
         principal=entry.principal,
         host=entry.host,
-        operation=_name(_Operation, entry.operation),
-        permission=_name(_Permission, entry.permission_type),
+        operation=_name(Operation, entry.operation),
+        permission=_name(Permission, entry.permission_type),
     )
 
 

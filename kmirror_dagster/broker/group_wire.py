@@ -112,7 +112,7 @@ async def fetch_offsets(
         answer = await connection.call(request, version=version)
         return {group.group_id: _positions(group.group_id, group, cluster) for group in answer.groups}
 
-    return await _ask_coordinators(cluster, groups, ask, READ_POSITIONS, "reading positions of group")
+    return await ask_coordinators(cluster, groups, ask, READ_POSITIONS, "reading positions of group")
 
 
 def _positions(
@@ -149,7 +149,7 @@ async def commit_offsets(
         return {name: _committed(name, answer, cluster) for name, answer in zip(names, answers, strict=True)}
 
     wanted = [group for group, positions in offsets.items() if positions]
-    return await _ask_coordinators(cluster, wanted, ask, COMMIT_POSITIONS, "committing positions of group")
+    return await ask_coordinators(cluster, wanted, ask, COMMIT_POSITIONS, "committing positions of group")
 
 
 def _commit(group: str, positions: Mapping[Partition, CommittedOffset]) -> Any:
@@ -226,7 +226,7 @@ async def delete_offsets(
             }
         }
 
-    answers = await _ask_coordinators(cluster, [group], ask, DELETE_POSITIONS, "deleting positions of group")
+    answers = await ask_coordinators(cluster, [group], ask, DELETE_POSITIONS, "deleting positions of group")
     if group in answers.errors:
         raise answers.errors[group]
     return answers.values[group]
@@ -251,7 +251,7 @@ def _deletion(group: str, partitions: Sequence[Partition]) -> Any:
 # coordinators
 
 
-async def _ask_coordinators(
+async def ask_coordinators(
     cluster: WireCluster, groups: Iterable[str], ask: "Ask[V]", right: Right, doing: str
 ) -> Answers[str, V]:
     """Ask each group's coordinator; what has moved is asked again for a few seconds."""

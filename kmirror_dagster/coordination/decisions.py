@@ -149,6 +149,8 @@ def intent_after_refresh(
 
     Made against what is stored now, not against what the refresh began with: a verb given meanwhile is kept.
     """
+    if intent.settled:
+        return _after_settling(topic, intent)
     if topic is None:
         if intent.stop:
             return None
@@ -163,6 +165,8 @@ def intent_after_refresh(
         "error": intent.error,
         "source_configs": dict(intent.held),
         "synced_configs": list(intent.synced),
+        "held_acls": base.held_acls if intent.held_acls is None else intent.held_acls,
+        "read_only_acl": base.read_only_acl if intent.read_only_acl is None else intent.read_only_acl,
     }
     if intent.error is not None and topic is not None:
         # a refused topic keeps the identity it had: that is what tells a recreated one apart
@@ -176,3 +180,11 @@ def intent_after_refresh(
     if after == topic:
         return None
     return after.model_copy(update={"revision": base.revision + 1})
+
+
+def _after_settling(topic: TopicRecord | None, intent: TopicIntent) -> TopicRecord | None:
+    if topic is None or topic.desired is not DesiredState.STOPPED:
+        return None  # started again meanwhile: the next refresh holds back what is to be held back
+    update = {"held_acls": intent.held_acls or (), "read_only_acl": bool(intent.read_only_acl)}
+    after = topic.model_copy(update=update)
+    return None if after == topic else after.model_copy(update={"revision": topic.revision + 1})

@@ -1,15 +1,18 @@
 """What the coordinator needs of the rooms below: structural types, so that tests can stand in for them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from kmirror_dagster.broker.admin_types import Acl
 from kmirror_dagster.errors import KmirrorError, ReplicationError
 from kmirror_dagster.lifecycle import MirrorState
-from kmirror_dagster.metadata.outcome import RefreshOutcome
+from kmirror_dagster.metadata.outcome import RefreshOutcome, RefreshPlan
 from kmirror_dagster.records import PartitionRecord, TopicRecord
 from kmirror_dagster.replication.alignment import Alignment
 from kmirror_dagster.replication.link import Position, ProbeResult
 from kmirror_dagster.replication.progress import Progress
+
+Held = TypeVar("Held", contravariant=True)
 
 
 class AppendLog(Protocol):
@@ -48,10 +51,10 @@ class Link(Protocol):
     async def close(self, deadline_s: float) -> None: ...
 
 
-class ConfigRelease(Protocol):
-    """Puts the source's own values of held-back configurations in place at the destination; blocking."""
+class Release(Protocol[Held]):
+    """Ends the holding back (of configurations, of ACLs) for topics at the destination; blocking."""
 
-    def __call__(self, held: Mapping[str, Mapping[str, str | None]]) -> Mapping[str, KmirrorError | None]: ...
+    def __call__(self, held: Mapping[str, Held], /) -> Mapping[str, KmirrorError | None]: ...
 
 
 class MetadataRefresher(Protocol):
@@ -62,6 +65,17 @@ class MetadataRefresher(Protocol):
         known: Mapping[str, TopicRecord],
         mirroring: Mapping[tuple[str, int], MirrorState],
         deadline_s: float,
+        *,
+        synced_acls: frozenset[Acl] = ...,
     ) -> RefreshOutcome: ...
+
+    def plan(
+        self,
+        known: Mapping[str, TopicRecord],
+        mirroring: Mapping[tuple[str, int], MirrorState],
+        deadline_s: float,
+        *,
+        synced_acls: frozenset[Acl] = ...,
+    ) -> RefreshPlan: ...
 
     def close(self) -> None: ...

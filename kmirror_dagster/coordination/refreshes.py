@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
+from kmirror_dagster.broker.admin_types import Acl
 from kmirror_dagster.coordination.decisions import intent_after_refresh
 from kmirror_dagster.coordination.keys import PartitionKey
 from kmirror_dagster.coordination.ports import MetadataRefresher
@@ -14,7 +15,7 @@ from kmirror_dagster.coordination.view import Change, StateView
 from kmirror_dagster.errors import KmirrorError, NotLeaderError
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.metadata.outcome import RefreshOutcome, RefreshStatus, StepStatus
-from kmirror_dagster.records import MirrorRecord
+from kmirror_dagster.records import ACL_CHUNKS, AclFields, AclsRecord, MirrorRecord, acl_chunk
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,39 @@ class LiveStates(Mapping[tuple[str, int], MirrorState]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def stored_acls(view: StateView, mirror: str) -> frozenset[Acl]:
+    """ACLs that are at the destination because of a mirror, as stored."""
+    chunks = (view.acls.get((mirror, chunk)) for chunk in range(ACL_CHUNKS))
+    return frozenset(Acl(*fields) for record in chunks if record is not None for fields in record.acls)
+
+
+def changed_acls(view: StateView, mirror: str, acls: frozenset[Acl]) -> list[Write]:
+    """Writes that store ACLs; those parts only that are others than before."""
+    parts: dict[int, list[AclFields]] = {}
+    for acl in sorted(acls):
+        fields = _fields(acl)
+        parts.setdefault(acl_chunk(fields), []).append(fields)
+    writes: list[Write] = []
+    for chunk in range(ACL_CHUNKS):
+        stored = view.acls.get((mirror, chunk))
+        wanted = tuple(parts.get(chunk, ()))
+        if wanted != (stored.acls if stored is not None else ()):
+            writes.append(Write.of(AclsRecord(mirror=mirror, chunk=chunk, acls=wanted)))
+    return writes
+
+
+def _fields(acl: Acl) -> AclFields:
+    return (
+        acl.resource_type,
+        acl.resource_name,
+        acl.pattern_type,
+        acl.principal,
+        acl.host,
+        acl.operation,
+        acl.permission,
+    )
 
 
 @dataclass
@@ -225,6 +259,7 @@ class RefreshCoordinator:
         record = self._view.mirrors[mirror]
         known = dict(self._view.topics.get(mirror, {}))
         states = LiveStates(self._view, mirror)
+        synced = stored_acls(self._view, mirror)
         previous = runner.refresher if runner.revision != record.revision else None
 
         def work() -> RefreshOutcome:
@@ -234,7 +269,7 @@ class RefreshCoordinator:
                 runner.refresher = None
                 runner.refresher = self._factory(record)
                 runner.revision = record.revision
-            return runner.refresher.run(known, states, _DEADLINE_S)
+            return runner.refresher.run(known, states, _DEADLINE_S, synced_acls=synced)
 
         runner.work = self._executor.submit(work)
         return await asyncio.wrap_future(runner.work)
@@ -252,6 +287,8 @@ class RefreshCoordinator:
             for intent in outcome.topics
             if (record := intent_after_refresh(mirror, topics.get(intent.topic), intent, now)) is not None
         ]
+        if outcome.acls is not None:
+            writes += changed_acls(self._view, mirror, outcome.acls)
         if writes:
             await shard.write(writes)
 

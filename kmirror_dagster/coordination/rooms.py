@@ -25,6 +25,8 @@ from kmirror_dagster.coordination.service import NodeService, Parts
 from kmirror_dagster.coordination.stops import StopWork, TopicReleaser
 from kmirror_dagster.coordination.view import StateView
 from kmirror_dagster.errors import KmirrorError
+from kmirror_dagster.metadata.acl_release import release_acls
+from kmirror_dagster.metadata.acls import TopicAcls
 from kmirror_dagster.metadata.refresh import Refresher
 from kmirror_dagster.metadata.release import release
 from kmirror_dagster.records import STATE_TOPIC, MirrorRecord
@@ -88,7 +90,8 @@ class Rooms:
         shard_of = self.leadership.shard
         self.links = LinkPool(view.mirrors, self._link)
         releaser = TopicReleaser(self._release, around.urgent)
-        stop_work = StopWork(view, releaser, now_ms=now_ms)
+        acl_releaser = TopicReleaser(self._release_acls, around.urgent)
+        stop_work = StopWork(view, releaser, acl_releaser, now_ms=now_ms)
         self.partitions = PartitionCoordinator(
             view, shard_of, self.links, stop_work, settings.retry_policy(), rng=rng, now_ms=now_ms
         )
@@ -157,6 +160,9 @@ class Rooms:
 
     def _release(self, held: Mapping[str, Mapping[str, str | None]]) -> Mapping[str, KmirrorError | None]:
         return release(self._around.admin, held, deadline_s=_RELEASE_DEADLINE_S)
+
+    def _release_acls(self, topics: Mapping[str, TopicAcls]) -> Mapping[str, KmirrorError | None]:
+        return release_acls(self._around.admin, topics, deadline_s=_RELEASE_DEADLINE_S)
 
 
 def _cluster_id(settings: ClusterSettings, deadline_s: float, role: str) -> str:

@@ -4,14 +4,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from typing import Generic, TypeVar
 
+from kmirror_dagster.broker.admin_types import Acl
 from kmirror_dagster.coordination.keys import PartitionKey
-from kmirror_dagster.coordination.ports import ConfigRelease, Link
+from kmirror_dagster.coordination.ports import Link, Release
 from kmirror_dagster.coordination.shard import Shard, Write
 from kmirror_dagster.coordination.view import StateView
-from kmirror_dagster.errors import KmirrorError
+from kmirror_dagster.errors import AuthorizationError, KmirrorError
 from kmirror_dagster.lifecycle import ALIGNING_STATES, MirrorState
-from kmirror_dagster.records import PartitionRecord, PositionRecord
+from kmirror_dagster.metadata.acls import TopicAcls, patterns_of
+from kmirror_dagster.records import PartitionRecord, PositionRecord, TopicRecord
 
 logger = logging.getLogger(__name__)
 
@@ -24,24 +27,25 @@ _SIBLINGS_POLL_S = 0.05
 _COPYING = ALIGNING_STATES | {MirrorState.MIRRORING, MirrorState.PAUSING}
 
 HeldConfigs = Mapping[str, str | None]
+Held = TypeVar("Held")
 
 
-class TopicReleaser:
-    """Releases held-back configurations, many topics in one request; each caller waits for its own topic.
+class TopicReleaser(Generic[Held]):
+    """Releases what was held back of topics, many in one request; each caller waits for its own topic.
 
     Args:
         release: blocking, one call for many topics.
         executor: where it runs.
     """
 
-    def __init__(self, release: ConfigRelease, executor: Executor) -> None:
+    def __init__(self, release: Release[Held], executor: Executor) -> None:
         self._release = release
         self._executor = executor
-        self._waiting: dict[str, tuple[HeldConfigs, asyncio.Future[None]]] = {}
+        self._waiting: dict[str, tuple[Held, asyncio.Future[None]]] = {}
         self._worker: asyncio.Task[None] | None = None
 
-    async def release(self, topic: str, held: HeldConfigs) -> None:
-        """Put a topic's own configurations in place.
+    async def release(self, topic: str, held: Held) -> None:
+        """End the holding back for a topic.
 
         Raises:
             KmirrorError: when the destination refuses.
@@ -50,7 +54,7 @@ class TopicReleaser:
         future = known[1] if known else asyncio.get_running_loop().create_future()
         self._waiting[topic] = (held, future)
         if self._worker is None:
-            self._worker = asyncio.create_task(self._work(), name="config-release")
+            self._worker = asyncio.create_task(self._work(), name="topic-release")
         await asyncio.shield(future)
 
     async def _work(self) -> None:
@@ -86,13 +90,22 @@ class StopWork:
 
     Args:
         view: hot copy of the state topic.
-        releaser: of the destination's topics.
+        releaser: of held-back configurations.
+        acl_releaser: of held-back permissions to write.
         now_ms: epoch milliseconds.
     """
 
-    def __init__(self, view: StateView, releaser: TopicReleaser, *, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        view: StateView,
+        releaser: TopicReleaser[HeldConfigs],
+        acl_releaser: TopicReleaser[TopicAcls],
+        *,
+        now_ms: Callable[[], int],
+    ) -> None:
         self._view = view
         self._releaser = releaser
+        self._acl_releaser = acl_releaser
         self._now_ms = now_ms
         self._watches: dict[tuple[str, str], asyncio.Task[bool]] = {}
 
@@ -121,8 +134,32 @@ class StopWork:
             ]
         )
         topic = self._view.topic(name)
-        if topic is not None and topic.source_configs and await self._siblings_ended(name):
-            await self._releaser.release(name.topic, topic.source_configs)
+        if topic is None or not (topic.source_configs or topic.held_acls or topic.read_only_acl):
+            return
+        if await self._siblings_ended(name):
+            if topic.source_configs:
+                await self._releaser.release(name.topic, topic.source_configs)
+            await self._let_writers_in(topic)
+
+    async def _let_writers_in(self, topic: TopicRecord) -> None:
+        """Grant what was held back, the last thing of a stop; a missing right does not undo the stop."""
+        shared = frozenset(acl for acl in patterns_of(topic.held_acls) if self._is_held(acl, topic))
+        acls = TopicAcls(topic.held_acls, topic.read_only_acl, shared)
+        if not acls:
+            return
+        try:
+            await self._acl_releaser.release(topic.topic, acls)
+        except AuthorizationError as error:
+            # refreshes go on trying, and say so to people
+            logger.warning("stop of %s/%s: %s", topic.mirror, topic.topic, error)
+
+    def _is_held(self, acl: Acl, besides: TopicRecord) -> bool:
+        """Whether another topic that is still copied needs a permission held back."""
+        return any(
+            acl in patterns_of(other.held_acls) and self._is_copied(other.mirror, other.topic)
+            for other in self._view.topics.get(besides.mirror, {}).values()
+            if other.topic != besides.topic and other.held_acls
+        )
 
     async def _siblings_ended(self, name: PartitionKey) -> bool:
         """Whether no partition of the topic is copied any more: held-back values are the whole topic's.

@@ -16,6 +16,7 @@ from kmirror_dagster.coordination.keys import PartitionKey
 from kmirror_dagster.coordination.models import ChangeFeed, StateChange
 from kmirror_dagster.errors import RecordCorruptError
 from kmirror_dagster.records import (
+    AclsRecord,
     Key,
     LeaderRecord,
     MirrorRecord,
@@ -79,7 +80,7 @@ def decode_entry(partition: int, offset: int, at_ms: int, key: bytes | None, val
 def home_of(key: Key, count: int) -> int | None:
     """Coordinator partition a key belongs to; None when the key is of no known shape."""
     match key:
-        case ("mirror" | "topic" | "recovery", str(mirror), *_):
+        case ("mirror" | "topic" | "acls" | "recovery", str(mirror), *_):
             return mirror_owner(mirror, count)
         case ("partition" | "position", str(mirror), str(topic), int(partition)):
             return partition_owner(mirror, topic, partition, count)
@@ -112,6 +113,7 @@ class StateView:
         self.topic_id = topic_id
         self.mirrors: dict[str, MirrorRecord] = {}
         self.topics: dict[str, dict[str, TopicRecord]] = {}
+        self.acls: dict[tuple[str, int], AclsRecord] = {}
         self.states: dict[PartitionKey, PartitionRecord] = {}
         self.positions: dict[PartitionKey, PositionRecord] = {}
         self.recoveries: dict[str, RecoveryRecord] = {}
@@ -233,6 +235,8 @@ class StateView:
                 return self._swap(self.mirrors, str(key[1]), record, key)
             case "topic":
                 return self._store_topic(str(key[1]), str(key[2]), record, key)
+            case "acls":
+                return self._swap(self.acls, (str(key[1]), int(key[2])), record, key)
             case "recovery":
                 return self._swap(self.recoveries, str(key[1]), record, key)
             case "leader":

@@ -30,12 +30,15 @@ class Memory:
         missing: topics the last refresh did not find at the source.
         refused: topic -> configuration key -> refusal.
         groups: newest source positions by group.
+        exempt: whether no DENY at the destination hits the mirror, and until when that is believed (monotonic
+            seconds); None while it was not tried.
         keep_alive_at: group -> monotonic time at which unchanged positions are committed again.
     """
 
     missing: frozenset[str] = frozenset()
     refused: dict[str, dict[str, Refusal]] = field(default_factory=dict[str, dict[str, Refusal]])
     groups: dict[str, GroupMemory] = field(default_factory=dict[str, GroupMemory])
+    exempt: tuple[bool, float] | None = None
     keep_alive_at: dict[str, float] = field(default_factory=dict[str, float])
 
     def refused_lately(self, topic: str, now: float) -> Mapping[str, Refusal]:

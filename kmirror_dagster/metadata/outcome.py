@@ -6,6 +6,9 @@ from enum import Enum
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kmirror_dagster.broker.admin_types import Acl
+from kmirror_dagster.records import HeldAcl
+
 
 class Step(str, Enum):
     """Steps of a refresh, in their order."""
@@ -17,6 +20,7 @@ class Step(str, Enum):
     GROWTH = "growth"
     CONFIGS = "configs"
     GROUPS = "groups"
+    ACLS = "acls"
     LOG_STARTS = "log-starts"
 
     def __str__(self) -> str:
@@ -77,6 +81,9 @@ class TopicIntent:
             has none; what `release` puts in place at stop.
         synced: configuration keys that are at the destination because of the mirror; a key that leaves the
             source is removed only when it is one of them.
+        held_acls: write permissions held back; None keeps those that are stored.
+        read_only_acl: whether an ACL of the mirror denies to write to the copy; None keeps what is stored.
+        settled: of a STOPPED topic: only `held_acls` and `read_only_acl` are to be stored, what is left of them.
     """
 
     topic: str
@@ -88,6 +95,9 @@ class TopicIntent:
     created: bool = False
     held: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     synced: tuple[str, ...] = ()
+    held_acls: tuple[HeldAcl, ...] | None = None
+    read_only_acl: bool | None = None
+    settled: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,8 +126,10 @@ class RefreshOutcome:
         topics: intents to store. A topic that is known and missing here is to be left as it is.
         source_replaced: the reason when another cluster answers at the source's address; then every topic's
             intent carries it as its error and nothing was changed.
+        acls: ACLs that are at the destination because of the mirror; None when that was not looked at.
     """
 
     status: RefreshStatus
     topics: list[TopicIntent]
     source_replaced: str | None = None
+    acls: frozenset[Acl] | None = None

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kmirror_dagster.broker.admin import ClusterAdmin
-from kmirror_dagster.broker.admin_types import ClusterDescription, Partition
+from kmirror_dagster.broker.admin_types import Acl, ClusterDescription, Partition
 from kmirror_dagster.broker.deadlines import Deadline
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
-from kmirror_dagster.metadata import position_steps, topic_steps
+from kmirror_dagster.metadata import acl_steps, position_steps, topic_steps
 from kmirror_dagster.metadata.context import RefreshContext
 from kmirror_dagster.metadata.identity import destination_problem, identity_problem
 from kmirror_dagster.metadata.memory import Memory
@@ -69,6 +69,8 @@ class Refresher:
         known: Mapping[str, TopicRecord],
         mirroring: Mapping[Partition, MirrorState],
         deadline_s: float,
+        *,
+        synced_acls: frozenset[Acl] = frozenset(),
     ) -> RefreshOutcome:
         """Bring the destination into step and tell what to store.
 
@@ -78,10 +80,12 @@ class Refresher:
             known: topic records of the mirror by topic.
             mirroring: state of each mirror partition; may be a live mapping.
             deadline_s: seconds after which what is left over is reported as not done.
+            synced_acls: `RefreshOutcome.acls` of the refresh before.
         """
         began = self._now_ms()
-        context = self._context(known, mirroring, deadline_s, dry_run=False)
+        context = self._context(known, mirroring, deadline_s, synced_acls, dry_run=False)
         problem, reachable = self._execute(context)
+        acl_steps.settle(context)
         status = RefreshStatus(
             started_ms=began,
             finished_ms=self._now_ms(),
@@ -89,18 +93,21 @@ class Refresher:
             source_reachable=reachable,
         )
         intents = [context.intents[name] for name in sorted(context.intents)]
-        return RefreshOutcome(status, intents, problem)
+        return RefreshOutcome(status, intents, problem, context.acls)
 
     def plan(
         self,
         known: Mapping[str, TopicRecord],
         mirroring: Mapping[Partition, MirrorState],
         deadline_s: float,
+        *,
+        synced_acls: frozenset[Acl] = frozenset(),
     ) -> RefreshPlan:
         """Tell what `run` would change now, without changing anything."""
         began = self._now_ms()
-        context = self._context(known, mirroring, deadline_s, dry_run=True)
+        context = self._context(known, mirroring, deadline_s, synced_acls, dry_run=True)
         _, reachable = self._execute(context)
+        acl_steps.settle(context)
         status = RefreshStatus(
             started_ms=began,
             finished_ms=self._now_ms(),
@@ -119,6 +126,7 @@ class Refresher:
         known: Mapping[str, TopicRecord],
         mirroring: Mapping[Partition, MirrorState],
         deadline_s: float,
+        synced_acls: frozenset[Acl],
         *,
         dry_run: bool,
     ) -> RefreshContext:
@@ -134,6 +142,7 @@ class Refresher:
             rng=self._rng,
             dry_run=dry_run,
             destination_cluster_id=self._destination_cluster_id,
+            synced_acls=synced_acls,
             reports=StepReports(),
         )
 
@@ -162,6 +171,7 @@ class Refresher:
             topic_steps.grow(context)
             topic_steps.sync_configs(context)
             position_steps.sync_groups(context)
+            acl_steps.sync_acls(context)
             position_steps.follow_log_starts(context)
             if not context.dry_run:
                 self._memory.missing = context.topics.missing

@@ -59,7 +59,7 @@ def create(context: RefreshContext) -> None:
             context.note_change(Step.CREATION, topic.name, f"{text}, {_settings_text(topic.configs)}")
         if context.dry_run:
             return
-        _check_destination(context)
+        check_destination(context)
         outcomes = application.create_topics(context.destination, new, timeout=context.timeout)
         made = [name for name, outcome in outcomes.items() if outcome.error is None]
         ids = _topic_ids(context, made)
@@ -67,7 +67,12 @@ def create(context: RefreshContext) -> None:
             _store_creation(context, report, verdicts[name], outcome, ids.get(name))
 
 
-def _check_destination(context: RefreshContext) -> None:
+def check_destination(context: RefreshContext) -> None:
+    """Make sure right before a request that it goes to the cluster it is meant for.
+
+    Raises:
+        KmirrorError: another cluster answers at the destination's address.
+    """
     # looked at again: nothing in a creation request says which cluster it is meant for
     expected = context.destination_cluster_id
     if expected is None:

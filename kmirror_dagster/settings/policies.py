@@ -110,6 +110,12 @@ class PolicySettings(Settings):
         description="Names of topics that exist at the destination with the beginning of the source's log and are "
         "gone on with instead of being refused (failback sets it once it has compared both logs).",
     )
+    read_only: Literal["auto", "off"] = Field(
+        default="auto",
+        description="Who may write to copies while they are mirrored. auto: permissions to write are held back "
+        "until stop, and everybody is denied to write where the mirror is a super user; off: ACLs as the "
+        "source has them, writes by others are noticed afterwards.",
+    )
     replication_factor: int | None = Field(
         default=None,
         ge=1,

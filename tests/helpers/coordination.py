@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import SecretStr
 
+from kmirror_dagster.broker.admin_types import Acl
 from kmirror_dagster.coordination.api import build_app
 from kmirror_dagster.coordination.http_guard import HttpGuard
 from kmirror_dagster.coordination.keys import PartitionKey
@@ -27,7 +28,14 @@ from kmirror_dagster.coordination.stops import StopWork, TopicReleaser
 from kmirror_dagster.coordination.view import StateView, decode_entry
 from kmirror_dagster.errors import FencedError, KmirrorError, NotLeaderError, ReplicationError
 from kmirror_dagster.lifecycle import ALIGNING_STATES, MirrorState, RetryPolicy
-from kmirror_dagster.metadata.outcome import RefreshOutcome, RefreshStatus, TopicIntent
+from kmirror_dagster.metadata.acls import TopicAcls
+from kmirror_dagster.metadata.outcome import (
+    PlannedChange,
+    RefreshOutcome,
+    RefreshPlan,
+    RefreshStatus,
+    TopicIntent,
+)
 from kmirror_dagster.records import MirrorRecord, PartitionRecord, TopicRecord
 from kmirror_dagster.replication.alignment import Alignment
 from kmirror_dagster.replication.link import Position, ProbeResult
@@ -230,11 +238,27 @@ class MemoryRefresher:
         known: Mapping[str, TopicRecord],
         mirroring: Mapping[tuple[str, int], MirrorState],
         deadline_s: float,
+        *,
+        synced_acls: frozenset[Acl] = frozenset(),
     ) -> RefreshOutcome:
         self._world.refreshes += 1
         if self._world.refresh_error is not None:
             raise self._world.refresh_error
-        return RefreshOutcome(RefreshStatus(started_ms=1, finished_ms=2, steps=[]), list(self._world.intents))
+        status = RefreshStatus(started_ms=1, finished_ms=2, steps=[])
+        return RefreshOutcome(status, list(self._world.intents), acls=self._world.acls)
+
+    def plan(
+        self,
+        known: Mapping[str, TopicRecord],
+        mirroring: Mapping[tuple[str, int], MirrorState],
+        deadline_s: float,
+        *,
+        synced_acls: frozenset[Acl] = frozenset(),
+    ) -> RefreshPlan:
+        if self._world.refresh_error is not None:
+            raise self._world.refresh_error
+        status = RefreshStatus(started_ms=1, finished_ms=2, steps=[])
+        return RefreshPlan(status, tuple(self._world.changes))
 
     def close(self) -> None:
         self.closed = True
@@ -246,10 +270,14 @@ class World:
 
     topic: MemoryTopic = field(default_factory=MemoryTopic)
     intents: list[TopicIntent] = field(default_factory=list[TopicIntent])
+    acls: frozenset[Acl] | None = None
+    changes: list[PlannedChange] = field(default_factory=list[PlannedChange])
     refreshes: int = 0
     refresh_error: Exception | None = None
     released: list[Mapping[str, Mapping[str, str | None]]] = field(default_factory=list[Any])
     release_error: KmirrorError | None = None
+    released_acls: list[Mapping[str, TopicAcls]] = field(default_factory=list[Any])
+    release_acls_error: KmirrorError | None = None
     cluster_ids: dict[str, str | KmirrorError] = field(
         default_factory=lambda: {SOURCE: SOURCE_ID, DESTINATION: DESTINATION_ID}
     )
@@ -305,11 +333,12 @@ class MemoryNode:
         shard_of = self.leadership.shard
         self.links = LinkPool(self.view.mirrors, self._link)
         releaser = TopicReleaser(self._release, self.executor)
+        acl_releaser = TopicReleaser(self._release_acls, self.executor)
         self.partitions = PartitionCoordinator(
             self.view,
             shard_of,
             self.links,
-            StopWork(self.view, releaser, now_ms=self.now),
+            StopWork(self.view, releaser, acl_releaser, now_ms=self.now),
             policy or RetryPolicy(initial_ms=1, max_ms=5, max_attempts=3),
             rng=rng,
             now_ms=self.now,
@@ -447,6 +476,10 @@ class MemoryNode:
     def _release(self, held: Mapping[str, Mapping[str, str | None]]) -> Mapping[str, KmirrorError | None]:
         self.world.released.append(held)
         return dict.fromkeys(held, self.world.release_error)
+
+    def _release_acls(self, topics: Mapping[str, TopicAcls]) -> Mapping[str, KmirrorError | None]:
+        self.world.released_acls.append(topics)
+        return dict.fromkeys(topics, self.world.release_acls_error)
 
 
 class _Between(httpx.AsyncBaseTransport):
