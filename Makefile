@@ -33,8 +33,12 @@ format: setup
 faults: setup
 	$(BIN)/python -m pytest tests -m faults --timeout 3600
 
+# WORKLOAD="bulk wan": some only; QUICK=1: fewer records; TURNS=3: more rounds; BENCH_HOME=DIR: keep the data.
+# The page is of full runs.
 bench: setup
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench $(WORKLOAD) $(if $(QUICK),--quick) $(if $(TURNS),--turns $(TURNS)) \
+		$(if $(BENCH_HOME),--home $(BENCH_HOME))
+	$(if $(QUICK),,$(BIN)/python -m bench.report)
 
 docs: setup
 	$(BIN)/python docs/metrics_page.py

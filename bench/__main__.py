@@ -25,7 +25,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--turns", type=int, default=2, help="rounds of each tool and workload (2)")
     parser.add_argument("--only", choices=list(_TOOLS), help="run one tool; no ratios then")
     parser.add_argument("--home", type=Path, help="keep clusters and source data here for the next run")
-    parser.add_argument("--output", type=Path, default=results.LATEST, help="results file")
+    parser.add_argument(
+        "--output", type=Path, help="results file; default: latest.json, and none with --only or --records"
+    )
     return parser
 
 
@@ -43,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = QUICK if options.quick else FULL
     if options.records:
         known = {name: shortened(each, options.records) for name, each in known.items()}
+    # what only tries the benchmark must not replace figures that somebody relies on
+    output = options.output or (None if options.only or options.records else results.LATEST)
     tools: list[Tool] = [kind() for name, kind in _TOOLS.items() if options.only in (None, name)]
     # in the order in which one can use the figures of another, whatever the order asked for
     chosen = [name for name in known if name in (options.workloads or known)]
@@ -52,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bench = Bench(clusters, tools, options.turns)
             for name in chosen:
                 measured = bench.run(known[name], known["bulk"])
-                results.write(options.output, {name: measured}, quick=known[name] != FULL[name])
+                if output is not None:
+                    results.write(output, {name: measured}, quick=known[name] != FULL[name])
                 say(f"{name}: {results.summary(measured)}")
     except KeyboardInterrupt:
         say("interrupted; nothing is left running")

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 HOST = "127.0.0.1"
 _PIECE_BYTES = 1 << 20
@@ -24,12 +25,16 @@ class Direction:
         origin: socket to read.
         target: socket to write.
         delay_s: how long each piece is under way.
+        ended: called by each of its two threads at its end.
     """
 
-    def __init__(self, origin: socket.socket, target: socket.socket, delay_s: float) -> None:
+    def __init__(
+        self, origin: socket.socket, target: socket.socket, delay_s: float, ended: Callable[[], None]
+    ) -> None:
         self._origin = origin
         self._target = target
         self._delay_s = delay_s
+        self._ended = ended
         self._changed = threading.Condition()
         self._pieces: deque[tuple[float, bytes]] = deque()
         self._held = 0
@@ -38,7 +43,13 @@ class Direction:
     def start(self) -> None:
         """Carry until one side ends."""
         for work in (self._read, self._write):
-            threading.Thread(target=work, daemon=True).start()
+            threading.Thread(target=self._run, args=(work,), daemon=True).start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            self._ended()
 
     def _read(self) -> None:
         while True:
@@ -85,6 +96,34 @@ class Direction:
             self._origin.shutdown(socket.SHUT_RDWR)
 
 
+class Line:
+    """Both directions between two sockets, which are closed when nothing is under way any more."""
+
+    def __init__(self, client: socket.socket, server: socket.socket, delay_s: float) -> None:
+        self._sockets = (client, server)
+        self._lock = threading.Lock()
+        self._threads = 4
+        for each in self._sockets:
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._directions = (
+            Direction(client, server, delay_s, self._ended),
+            Direction(server, client, delay_s, self._ended),
+        )
+
+    def start(self) -> None:
+        """Carry until both sides have ended."""
+        for direction in self._directions:
+            direction.start()
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._threads -= 1
+            last = self._threads == 0
+        if last:
+            for each in self._sockets:
+                each.close()
+
+
 def serve(listener: socket.socket, target_port: int, delay_s: float) -> None:
     """Accept connections for good."""
     while True:
@@ -95,10 +134,7 @@ def serve(listener: socket.socket, target_port: int, delay_s: float) -> None:
             client.close()
             continue
         server.settimeout(None)
-        for each in (client, server):
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        Direction(client, server, delay_s).start()
-        Direction(server, client, delay_s).start()
+        Line(client, server, delay_s).start()
 
 
 def main() -> int:
