@@ -203,6 +203,25 @@ class DagsterProcesses:
         selector = {"pipelineName": "__ASSET_JOB", "assetSelection": [{"path": list(asset)}]}
         return self._launch(selector, {}, {"dagster/partition": partition})
 
+    def backfill(self, asset: tuple[str, ...], partitions: list[str]) -> str:
+        """Launch a backfill of several partitions; its id."""
+        answer = self.query(
+            "mutation ($params: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $params)"
+            " { __typename ... on LaunchBackfillSuccess { backfillId } } }",
+            params={"assetSelection": [{"path": list(asset)}], "partitionNames": partitions},
+        )["launchPartitionBackfill"]
+        assert answer["__typename"] == "LaunchBackfillSuccess", answer
+        return answer["backfillId"]
+
+    def backfill_runs(self, backfill_id: str) -> list[str]:
+        """Status of each run of a backfill."""
+        answer = self.query(
+            "query ($tags: [ExecutionTag!]) { runsOrError(filter: {tags: $tags})"
+            " { ... on Runs { results { status } } } }",
+            tags=[{"key": "dagster/backfill", "value": backfill_id}],
+        )
+        return [run["status"] for run in answer["runsOrError"]["results"]]
+
     def run(self, run_id: str) -> dict[str, Any]:
         """Status and tags of a run."""
         return self.query(

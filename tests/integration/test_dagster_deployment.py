@@ -214,10 +214,15 @@ def test_new_topics_and_partitions_show_by_themselves(deployment: Deployment) ->
 
 def test_steered_from_dagster(deployment: Deployment) -> None:
     """Pausing, materializing and resuming from Dagster reach the mirror; the state shows in the event log."""
-    dagster, topic = deployment.dagster, deployment.new_topic(1, records=10)
+    dagster, topic = deployment.dagster, deployment.new_topic(2, records=10)
     key = f"{topic}/0"
-    deployment.await_states(MirrorState.MIRRORING, key)
+    keys = [key, f"{topic}/1"]
+    deployment.await_states(MirrorState.MIRRORING, *keys)
     wait_until(lambda: key in dagster.partition_keys(*deployment.asset), 60, what="key of the partition")
+    backfill = dagster.backfill(deployment.asset, keys)
+    wait_until(
+        lambda: dagster.backfill_runs(backfill) == ["SUCCESS"], 90, what="one run for both", poll_s=0.5
+    )
     pause = {"ops": {"kmirror_pause_op": {"config": {"topics": [topic.replace(".", r"\.")]}}}}
     assert dagster.wait_run(dagster.launch("kmirror_pause", pause)) == "SUCCESS"
     deployment.await_states(MirrorState.PAUSED, key)

@@ -222,7 +222,7 @@ def test_lost_cursor_logs_nothing_twice(instance: dg.DagsterInstance) -> None:
     node.feed_id = "feed2"
     tick = made.tick("orders_states")
     assert [event.partition for event in tick.events] == ["a/0"]
-    assert "read anew" in (tick.seen or "")
+    assert "all states are read anew" in (tick.seen or "")
 
 
 @pytest.mark.case("C40")
@@ -237,6 +237,17 @@ def test_purged_event_log_is_rebuilt(instance: dg.DagsterInstance) -> None:
     assert made.run("kmirror_reconcile").success
     assert len(instance.get_materialized_partitions(KEY)) == 30
     assert made.tick("orders_states").events == []
+
+
+def test_logged_states_are_read_through_in_one_tick(instance: dg.DagsterInstance) -> None:
+    """What a reconcile run has logged costs the sensor no ticks: news behind it is logged at once."""
+    node = FakeNode(topics={"a": 600})
+    made = ticker(instance, fake_resource(node))
+    assert made.run("kmirror_reconcile").success
+    node.set_state("a", 599, MirrorState.PAUSED)
+    tick = made.tick("orders_states")
+    assert [event.partition for event in tick.events] == ["a/599"]
+    assert tick.seen == "601 changes read, 1 states logged"
 
 
 def test_retry_storm_is_one_event(instance: dg.DagsterInstance) -> None:
