@@ -19,6 +19,7 @@ from kmirror_dagster.coordination.models import (
     CreateMirror,
     ErrorBody,
     LocalMirror,
+    MirrorPlan,
     MirrorSummary,
     NodeInfo,
     Page,
@@ -245,6 +246,13 @@ def _add_mirror_routes(app: FastAPI, service: Callable[[], NodeService]) -> None
     async def probes(mirror: Mirror) -> list[ProbeHistory]:  # pyright: ignore[reportUnusedFunction]
         """What nodes saw of its clusters in the last two minutes."""
         return await service().probes(mirror)
+
+    @app.get("/v1/mirrors/{mirror}/plan", response_model=MirrorPlan)
+    async def plan(mirror: Mirror, request: Request) -> Response | MirrorPlan:  # pyright: ignore[reportUnusedFunction]
+        """What a refresh would change now."""
+        service().known(mirror)
+        away = await _forwarded(service(), request, mirror)
+        return away if away is not None else await service().plan(mirror)
 
     @app.post("/v1/mirrors/{mirror}/refresh", response_model=RefreshStatus)
     async def refresh(mirror: Mirror, request: Request) -> Response | RefreshStatus:  # pyright: ignore[reportUnusedFunction]

@@ -21,6 +21,7 @@ from kmirror_dagster.coordination.models import (
     ClusterInfo,
     CreateMirror,
     ErrorBody,
+    MirrorPlan,
     MirrorSummary,
     NodeInfo,
     Page,
@@ -221,6 +222,15 @@ class NodeClient:
         """Run one metadata refresh of a mirror now and wait for it."""
         answer = self._send("POST", _mirror_path(name, "refresh"), extra_s=self._deadline_s)
         return _read(answer, RefreshStatus)
+
+    def plan(self, name: str) -> MirrorPlan:
+        """What a metadata refresh of a mirror would change now; changes nothing.
+
+        Raises:
+            UnknownMirrorError: when there is none of that name.
+        """
+        answer = self._send("GET", _mirror_path(name, "plan"), extra_s=self._deadline_s)
+        return _read(answer, MirrorPlan)
 
     def partitions(
         self,

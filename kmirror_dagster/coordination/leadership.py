@@ -68,6 +68,7 @@ class Leadership:
         self._on_losing = on_losing
         self._shards: dict[int, Shard] = {}
         self._holders: dict[int, asyncio.Task[None]] = {}
+        self._endings: dict[int, asyncio.Future[None]] = {}
         self._take_overs = asyncio.Semaphore(_CONCURRENT_TAKE_OVERS)
         self.take_overs_total = 0
 
@@ -90,35 +91,52 @@ class Leadership:
         """Begin to take partitions over."""
         for partition in partitions:
             if partition not in self._holders:
+                # one that is still being given up is taken over when that has ended, or it would end the new lead
+                ending = self._endings.get(partition)
                 self._holders[partition] = asyncio.create_task(
-                    self._hold(partition), name=f"lead-{partition}"
+                    self._hold(partition, ending), name=f"lead-{partition}"
                 )
 
     async def revoke(self, partitions: Iterable[int]) -> None:
         """Give partitions up: stop the work first, then forget. Callers bound the wait."""
         given_up = frozenset(partitions) & self.assigned
-        holders = [self._holders.pop(partition) for partition in given_up]
+        earlier = {ending for partition in given_up if (ending := self._endings.get(partition)) is not None}
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._endings.update(dict.fromkeys(given_up, ended))
+        try:
+            await self._give_up(given_up)
+            if earlier:
+                await asyncio.wait(earlier)
+        finally:
+            for partition in given_up:
+                if self._endings.get(partition) is ended:
+                    del self._endings[partition]
+            ended.set_result(None)
+
+    async def _give_up(self, partitions: frozenset[int]) -> None:
+        holders = [self._holders.pop(partition) for partition in partitions]
         for holder in holders:
             holder.cancel()
         await asyncio.gather(*holders, return_exceptions=True)
-        served = frozenset(given_up & self._shards.keys())
+        # from here on this node answers no more for them, whoever asks
+        served = {p: self._shards.pop(p) for p in partitions if p in self._shards}
         try:
             if served:
-                await self._on_losing(served)
+                await self._on_losing(frozenset(served))
         finally:
-            for partition in served:
-                self._shards.pop(partition).close(
-                    NotLeaderError(f"coordinator partition {partition} was given up")
-                )
-            await asyncio.gather(*(self._log.release(partition) for partition in given_up))
+            for partition, shard in served.items():
+                shard.close(NotLeaderError(f"coordinator partition {partition} was given up"))
+        await asyncio.gather(*(self._log.release(partition) for partition in partitions))
 
     async def revoke_all(self) -> None:
         """Give everything up."""
         await self.revoke(self.assigned)
 
-    async def _hold(self, partition: int) -> None:
+    async def _hold(self, partition: int, ending: "asyncio.Future[None] | None") -> None:
         """Take over, serve, and take over again when an append failed; ends by cancellation."""
         loop = asyncio.get_running_loop()
+        if ending is not None:
+            await asyncio.shield(ending)
         delay = _RETRY_INITIAL_S
         while True:
             broken: asyncio.Future[KmirrorError] = loop.create_future()
@@ -131,6 +149,9 @@ class Leadership:
                 # transaction ends
                 level = logging.WARNING if delay > _NOTABLE_DELAY_S else logging.INFO
                 logger.log(level, "cannot lead coordinator partition %d yet: %s", partition, error)
+            except Exception:
+                # a partition that nobody leads stands still: whatever it was, try again
+                logger.exception("taking over coordinator partition %d failed", partition)
             else:
                 self._shards[partition] = shard
                 self.take_overs_total += 1

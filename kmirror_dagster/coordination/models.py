@@ -237,6 +237,26 @@ class ClusterInfo(ApiModel):
     endpoints: dict[str, str]
 
 
+class PlannedItem(ApiModel):
+    """One altering request that a refresh would make: what to which topic, group or partition."""
+
+    step: str
+    subject: str
+    text: str
+
+
+class MirrorPlan(ApiModel):
+    """What a metadata refresh of a mirror would change now; nothing was changed.
+
+    Attributes:
+        status: of the look taken: errors and notes per step, what could not be looked at included.
+    """
+
+    mirror: str
+    status: RefreshStatus
+    changes: list[PlannedItem]
+
+
 class ErrorBody(ApiModel):
     """Body of every answer above 399."""
 

@@ -14,7 +14,7 @@ from kmirror_dagster.coordination.shard import Shard, Write
 from kmirror_dagster.coordination.view import Change, StateView
 from kmirror_dagster.errors import KmirrorError, NotLeaderError
 from kmirror_dagster.lifecycle import MirrorState
-from kmirror_dagster.metadata.outcome import RefreshOutcome, RefreshStatus, StepStatus
+from kmirror_dagster.metadata.outcome import RefreshOutcome, RefreshPlan, RefreshStatus, StepStatus
 from kmirror_dagster.records import ACL_CHUNKS, AclFields, AclsRecord, MirrorRecord, acl_chunk
 
 logger = logging.getLogger(__name__)
@@ -23,6 +23,7 @@ RefresherFactory = Callable[[MirrorRecord], MetadataRefresher]
 
 # one refresh, all steps; a source that does not answer must not hold it for longer
 _DEADLINE_S = 120.0
+_PLAN_DEADLINE_S = 60.0
 
 
 class LiveStates(Mapping[tuple[str, int], MirrorState]):
@@ -175,6 +176,33 @@ class RefreshCoordinator:
         runner.waiting.append(future)
         runner.wanted.set()
         return await asyncio.shield(future)
+
+    async def plan(self, mirror: str) -> RefreshPlan:
+        """Tell what a refresh would change now; waits for one that is under way.
+
+        Raises:
+            NotLeaderError: when this node does not lead the mirror.
+            SettingsError: when the stored document cannot be used on this node.
+        """
+        runner = self._runners.get(mirror)
+        if runner is None:
+            raise NotLeaderError(f"mirror {mirror!r} is led by another node")
+        record = self._view.mirrors[mirror]
+        known = dict(self._view.topics.get(mirror, {}))
+        states = LiveStates(self._view, mirror)
+        synced = stored_acls(self._view, mirror)
+        # what it remembers of former refreshes belongs to the plan
+        current = runner.refresher if runner.revision == record.revision else None
+
+        def work() -> RefreshPlan:
+            refresher = current or self._factory(record)
+            try:
+                return refresher.plan(known, states, _PLAN_DEADLINE_S, synced_acls=synced)
+            finally:
+                if current is None:
+                    refresher.close()
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def _shard(self, mirror: str) -> Shard | None:
         owner = self._view.mirror_owner(mirror)

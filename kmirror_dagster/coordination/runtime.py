@@ -315,7 +315,7 @@ class NodeRuntime:
         try:
             future.result(limit_s)
         except concurrent.futures.TimeoutError:
-            future.cancel()
+            # the group need not wait any longer, and the work still has to end
             logger.warning("copies did not end within %.1f s of losing their lead", limit_s)
 
     async def _revoked(self, rooms: Rooms, partitions: list[int]) -> None:

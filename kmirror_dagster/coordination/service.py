@@ -14,10 +14,12 @@ from kmirror_dagster.coordination.models import (
     ChangeFeed,
     ClusterInfo,
     LocalMirror,
+    MirrorPlan,
     MirrorSummary,
     Page,
     PartitionRef,
     PartitionStatus,
+    PlannedItem,
     ProbeHistory,
     StateWrite,
     StateWriteResult,
@@ -168,6 +170,21 @@ class NodeService:
     def local_mirrors(self, *, probes: bool = False) -> list[LocalMirror]:
         """What this node contributes to each mirror."""
         return self._statuses.local_mirrors(probes=probes)
+
+    async def plan(self, name: str) -> MirrorPlan:
+        """What a refresh of a mirror led here would change now.
+
+        Raises:
+            UnknownMirrorError: when there is none.
+            NotLeaderError: when another node leads it.
+        """
+        self.known(name)
+        planned = await self.refreshes.plan(name)
+        changes = [
+            PlannedItem(step=str(change.step), subject=change.subject, text=change.text)
+            for change in planned.changes
+        ]
+        return MirrorPlan(mirror=name, status=planned.status, changes=changes)
 
     async def probes(self, name: str) -> list[ProbeHistory]:
         """What each node that works for a mirror saw of its clusters.

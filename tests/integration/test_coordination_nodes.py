@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 TOPICS, PARTITIONS = 3, 60
 TOTAL = TOPICS * PARTITIONS
-COORDINATORS = 30
 SESSION_MS = 6_000
 # of the issue: everything copied again after a node was killed
 TAKE_OVER_S = 15.0
@@ -67,7 +66,6 @@ def group(clusters: Clusters, tmp_path_factory: pytest.TempPathFactory) -> Itera
             bootstrap,
             environ={"KMIRROR_TOKEN": "shared-by-the-group"},
             session_timeout_ms=SESSION_MS,
-            **{"mirror.topic.num.partitions": COORDINATORS},
         )
         for number in range(3)
     ]

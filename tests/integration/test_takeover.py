@@ -16,7 +16,8 @@ from tests.helpers.waiting import unique_name, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
-PARTITIONS = 6
+# so many that no one of two nodes leads all of them by chance
+PARTITIONS = 16
 
 
 @dataclass(frozen=True)

@@ -235,3 +235,35 @@ def test_guard_notices_a_pause_before_anything_is_sent() -> None:
     assert not guard.is_sure()
     guard.clear()
     assert guard.is_sure()
+
+
+def test_lead_that_returns_while_it_is_given_up_begins_afterwards() -> None:
+    """A partition assigned again while its work is still ending is led once that has ended, and wholly."""
+
+    async def test(world: World, node: MemoryNode) -> None:
+        await mirrored(node, t=10)
+        gate = asyncio.Event()
+        losing = node.leadership._on_losing
+
+        async def slow(partitions: frozenset[int]) -> None:
+            await gate.wait()
+            await losing(partitions)
+
+        node.leadership._on_losing = slow
+        first = asyncio.create_task(node.leadership.revoke_all())
+        await asyncio.sleep(0.01)
+        node.leadership.assign(ALL)
+        second = asyncio.create_task(node.leadership.revoke_all())
+        await asyncio.sleep(0.01)
+        node.leadership.assign(ALL)
+        await asyncio.sleep(0.01)
+        assert {record.epoch for record in node.view.leaders.values()} == {1}
+        gate.set()
+        await asyncio.gather(first, second)
+        await eventually(lambda: len(node.partitions.running()) == 10)
+        assert all(node.leadership.shard(partition) for partition in ALL)
+        world.topics(t=12)
+        await node.refreshes.refresh("m")
+        await eventually(lambda: len(node.partitions.running()) == 12)
+
+    led_world(test)
