@@ -7,7 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from kmirror_dagster import __version__
-from kmirror_dagster.cli import mirrors, nodes, recovery_history, recovery_manifest, verbs, verification
+from kmirror_dagster.cli import (
+    mirrors,
+    nodes,
+    recovery_failback,
+    recovery_history,
+    recovery_manifest,
+    verbs,
+    verification,
+)
 from kmirror_dagster.cli.boundary import EXIT_CODES, EXIT_INTERRUPTED, CommandGroup, complain
 from kmirror_dagster.cli.sandbox_group import SandboxGroup
 from kmirror_dagster.cli.session import Session
@@ -84,6 +92,7 @@ def _add_commands() -> None:
         app.command(name, rich_help_panel=_MIRRORS)(function)
     for function in (verbs.start, verbs.pause, verbs.resume, verbs.stop, verbs.recover):
         app.command(function.__name__, rich_help_panel=_STEERING)(function)
+    app.command("failback", rich_help_panel=_RECOVERY)(recovery_failback.failback)
     app.command("manifest", rich_help_panel=_RECOVERY)(recovery_manifest.manifest)
     app.add_typer(
         recovery_history.app, name="history", help="Check recorded histories.", rich_help_panel=_RECOVERY

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kmirror_dagster.broker.admin_types import Partition
 from kmirror_dagster.broker.log_records import HEADERS, KEY, VALUE, Chunk, LogRange, LogRecord
 from kmirror_dagster.broker.reader import RangeReader
-from kmirror_dagster.errors import DeadlineError
+from kmirror_dagster.errors import DeadlineError, KmirrorError
 from kmirror_dagster.settings import ClusterSettings
 from kmirror_dagster.verification.ranges import LogEnds, waves
 from kmirror_dagster.verification.report import Isolation
@@ -43,6 +43,7 @@ def read_ranges(
     isolation: Isolation,
     limits: ReadLimits,
     progress: ProgressCallback,
+    whole: bool = False,
 ) -> Iterator[Chunk]:
     """Read ranges of many partitions; chunks of one partition come in order.
 
@@ -52,8 +53,10 @@ def read_ranges(
         isolation: level to read at.
         limits: of time.
         progress: told phase, offsets done and offsets in all.
+        whole: refuse records whose headers the client library cannot give (a name in them is no UTF-8).
 
     Raises:
+        KmirrorError: when `whole` and there is such a record.
         ClusterUnreachableError, AuthenticationError, BrokerError: when a partition cannot be read.
         DeadlineError: when nothing came for `stall_s`, or the deadline passed.
     """
@@ -71,6 +74,11 @@ def read_ranges(
                 if not chunks and now - latest > limits.stall_s:
                     raise reader.failure() or DeadlineError(
                         f"no record came for {limits.stall_s:g} s: {_left(left)}"
+                    )
+                if whole and reader.unreadable_headers:
+                    raise KmirrorError(
+                        f"{chunks[0].topic}/{chunks[0].partition}: a record has a header whose name is no UTF-8, which "
+                        "the client library does not give: copy this tail by other means, then delete the topic"
                     )
                 for chunk in chunks:
                     latest = now

@@ -1,0 +1,291 @@
+"""`kmirror failback`: the old source becomes the copy of the cluster that has taken over."""
+
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kmirror_dagster.cli.options import JsonOption, MirrorArgument, TopicsOption, split_patterns
+from kmirror_dagster.cli.recovery_positions import stopped_positions
+from kmirror_dagster.cli.session import Session, session_of
+from kmirror_dagster.errors import IllegalTransitionError, UsageError
+from kmirror_dagster.recovery.formats import QuarantineFormat
+
+if TYPE_CHECKING:
+    from kmirror_dagster.coordination.client import NodeClient
+    from kmirror_dagster.records import RecoveryRecord
+    from kmirror_dagster.recovery.failback import FailbackState
+    from kmirror_dagster.recovery.failback_plan import FailbackPlan
+
+_NUMERIC = frozenset({"PARTITIONS", "QUARANTINE", "COPY"})
+_SHOWN_TOPICS = 50
+
+
+def failback(
+    ctx: typer.Context,
+    mirror: MirrorArgument,
+    topics: TopicsOption = None,
+    to_state_dir: Annotated[
+        Path | None,
+        typer.Option("--to-state-dir", metavar="DIR", help="State directory of the node at the old source."),
+    ] = None,
+    to_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--to-endpoint",
+            metavar="URL",
+            help="API of the node at the old source (KMIRROR_TO_ENDPOINT); its token is KMIRROR_TO_TOKEN.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="MIRROR", help="Name of the mirror back. Default: MIRROR-back."),
+    ] = None,
+    quarantine: Annotated[
+        Path | None,
+        typer.Option(
+            "--quarantine",
+            metavar="DIR",
+            help="Where records go that were never mirrored. Default: below the state directory.",
+        ),
+    ] = None,
+    quarantine_format: Annotated[
+        QuarantineFormat, typer.Option("--format", help="Format of those files.")
+    ] = QuarantineFormat.JSONL,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what would be done and end.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    abort: Annotated[
+        bool, typer.Option("--abort", help="Give up a failback under way, as long as nothing was deleted.")
+    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", metavar="SECONDS", min=1, help="Longest wait for the mirror back to take over."
+        ),
+    ] = 300.0,
+    json: JsonOption = False,
+) -> None:
+    """Mirror back: make the old source of a stopped mirror the copy of the cluster that took over.
+
+    Compares both logs in front of the last mirror positions first and prints the plan. A topic whose log is the
+    beginning of the new source's is gone on with; one with records that were never mirrored is saved to quarantine,
+    deleted and copied anew, since a log's tail cannot be cut through Kafka's API. Can be interrupted anywhere: run it
+    again, from any machine that has the quarantine, and it goes on. Needs a node that writes to the old source.
+    """
+    from kmirror_dagster.recovery.failback import OPERATION, FailbackState
+
+    session = session_of(ctx)
+    as_json = session.json or json
+    directory = quarantine or session.node_directory() / "quarantine" / mirror
+    with session.client() as client:
+        stored = client.recovery(mirror)
+        if stored is not None and not stored.finished and stored.operation != OPERATION:
+            raise IllegalTransitionError(
+                f"mirror {mirror!r}: a {stored.operation} is under way (step {stored.step}): end that first"
+            )
+        if abort:
+            _abort(client, mirror, stored)
+            return
+        record = _resumed(stored)
+        if record is None:
+            record = _planned(
+                client, mirror, stored, split_patterns(topics), name, directory, quarantine_format
+            )
+        if record.finished:
+            _print(record, as_json=as_json)
+            return
+        state = FailbackState.model_validate(record.document)
+        if plan:
+            _print(record, as_json=as_json)
+            return
+        if not as_json:
+            _print_plan(state.plan, record)
+        with _other(session, to_state_dir, to_endpoint, state) as other:
+            _confirm(mirror, yes=yes)
+            done = _carry_out(client, other, record, timeout)
+    _print(done, as_json=as_json, with_plan=False)
+
+
+def _resumed(stored: "RecoveryRecord | None") -> "RecoveryRecord | None":
+    """A failback that is under way; its plan stays what it was."""
+    if stored is None or stored.finished:
+        return None
+    typer.echo(
+        f"{stored.mirror}: going on with the failback under way, at step {stored.step}"
+        f"{f' (last: {stored.error})' if stored.error else ''}",
+        err=True,
+    )
+    return stored
+
+
+def _planned(
+    client: "NodeClient",
+    mirror: str,
+    stored: "RecoveryRecord | None",
+    patterns: list[str] | None,
+    name: str | None,
+    quarantine: Path,
+    quarantine_format: QuarantineFormat,
+) -> "RecoveryRecord":
+    """A first record with the plan; the stored one when these topics have been failed back already."""
+    from kmirror_dagster.cli.progress import busy
+    from kmirror_dagster.records import RecoveryRecord
+    from kmirror_dagster.recovery.failback import OPERATION, FailbackState, FailbackStep
+    from kmirror_dagster.recovery.failback_look import FailbackWish, plan_failback, reverse_name
+    from kmirror_dagster.settings import mirror_from_document
+
+    positions, not_stopped = stopped_positions(client, mirror, patterns)
+    if not_stopped and patterns is None:
+        raise UsageError(
+            f"mirror {mirror}: {', '.join(not_stopped)} is not stopped: a mirror back would make a loop of it; stop "
+            "it too, or name the topics to fail back (--topics)"
+        )
+    if stored is not None and stored.operation == OPERATION and stored.step == FailbackStep.DONE.value:
+        last = FailbackState.model_validate(stored.document).plan
+        back = {topic.topic for topic in last.topics}
+        if all(p.topic in back and p.recorded_ms <= last.stopped_ms for p in positions):
+            typer.echo(f"{mirror}: has been failed back already, by mirror {last.reverse}", err=True)
+            return stored
+    document = client.document(mirror)
+    wish = FailbackWish(
+        settings=mirror_from_document(document, name=f"mirror {mirror!r}"),
+        document=document,
+        positions=positions,
+        source_cluster_id=client.mirror(mirror).source_cluster_id,
+        everything=patterns is None,
+        reverse=name or reverse_name(mirror),
+        quarantine=quarantine,
+        quarantine_format=quarantine_format,
+    )
+    with busy(f"comparing both clusters of {mirror}"):
+        state = plan_failback(wish)
+    return RecoveryRecord(
+        mirror=mirror,
+        operation=OPERATION,
+        operation_id=uuid.uuid4().hex,
+        step=FailbackStep.SAVE.value,
+        document=state.model_dump(mode="json"),
+        started_ms=time.time_ns() // 1_000_000,
+        revision=stored.revision if stored else 0,
+    )
+
+
+def _other(
+    session: Session, state_dir: Path | None, endpoint: str | None, state: "FailbackState"
+) -> "NodeClient":
+    from kmirror_dagster.cli.recovery_control import client_of_other_node
+
+    return client_of_other_node(session, state_dir, endpoint, state.plan.old_source_id)
+
+
+def _carry_out(
+    client: "NodeClient", other: "NodeClient", record: "RecoveryRecord", timeout_s: float
+) -> "RecoveryRecord":
+    from kmirror_dagster.cli.progress import progress
+    from kmirror_dagster.cli.recovery_control import NodeJournal, NodeMirrors
+    from kmirror_dagster.recovery.failback import Failback
+    from kmirror_dagster.settings import mirror_from_document
+
+    settings = mirror_from_document(client.document(record.mirror), name=f"mirror {record.mirror!r}")
+    with progress(f"failback {record.mirror}") as shown:
+        return Failback(
+            settings.source,
+            NodeJournal(client),
+            NodeMirrors(other),
+            tell=lambda text, done, total: shown.update(done, total, text),
+            follow_s=timeout_s,
+        ).run(record)
+
+
+def _abort(client: "NodeClient", mirror: str, stored: "RecoveryRecord | None") -> None:
+    from kmirror_dagster.recovery.failback import FailbackStep, give_up
+    from kmirror_dagster.settings import mirror_from_document
+
+    if stored is None or stored.finished:
+        typer.echo(f"{mirror}: no failback is under way")
+        return
+    if stored.step != FailbackStep.SAVE.value:
+        raise IllegalTransitionError(
+            f"mirror {mirror!r}: the failback is at step {stored.step}, topics may have been deleted at the old "
+            "source: go on with it ('kmirror failback')"
+        )
+    settings = mirror_from_document(client.document(mirror), name=f"mirror {mirror!r}")
+    give_up(settings.source, stored, client.record_recovery)
+    typer.echo(f"{mirror}: failback given up; what is in quarantine stays there")
+
+
+def _confirm(mirror: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"nobody to ask: read the plan ('kmirror failback {mirror} --plan'), then say --yes")
+    typer.confirm("Do it?", abort=True, err=True)
+
+
+def _print(record: "RecoveryRecord", *, as_json: bool, with_plan: bool = True) -> None:
+    from kmirror_dagster.cli.output import print_json
+    from kmirror_dagster.recovery.failback import FailbackState
+
+    state = FailbackState.model_validate(record.document)
+    if as_json:
+        plan = {
+            **state.plan.model_dump(mode="json"),
+            "tail": state.plan.tail,
+            "copy_offsets": state.plan.copy_offsets,
+            "copy_seconds": round(state.plan.copy_seconds, 1),
+        }
+        print_json(
+            {
+                "mirror": record.mirror,
+                "step": record.step,
+                "finished": record.finished,
+                "plan": plan,
+                "saved": [tail.model_dump(mode="json") for tail in state.saved],
+                "unfenced": state.unfenced,
+            }
+        )
+        return
+    if with_plan:
+        _print_plan(state.plan, record)
+    if record.finished:
+        saved = sum(tail.records for tail in state.saved)
+        typer.echo(
+            f"{record.mirror}: done; mirror {state.plan.reverse} copies back, {saved} records are in "
+            f"{state.plan.quarantine if state.saved else 'quarantine'}; "
+            f"compare with 'kmirror verify {state.plan.reverse}' at that node"
+        )
+
+
+def _print_plan(plan: "FailbackPlan", record: "RecoveryRecord") -> None:
+    from kmirror_dagster.cli.output import print_pairs, print_table
+    from kmirror_dagster.recovery.failback_plan import COPIED_PER_SECOND
+
+    print_pairs(
+        {
+            "mirror": f"{plan.mirror} (stays stopped)",
+            "mirror back": plan.reverse,
+            "old source": f"{plan.old_source_id} (becomes the copy)",
+            "new source": plan.new_source_id,
+            "step": record.step,
+            "to quarantine": f"{plan.tail} offsets, {plan.quarantine}",
+            "to copy": f"{plan.copy_offsets} offsets, about {plan.copy_seconds:.0f} s at {COPIED_PER_SECOND} a second",
+        }
+    )
+    typer.echo("")
+    rows = (
+        (
+            topic.topic,
+            str(len(topic.partitions)),
+            topic.action.value,
+            str(topic.tail),
+            str(topic.copy_offsets),
+            topic.reason or "-",
+        )
+        for topic in plan.topics[:_SHOWN_TOPICS]
+    )
+    print_table(("TOPIC", "PARTITIONS", "ACTION", "QUARANTINE", "COPY", "WHY"), rows, numeric=_NUMERIC)
+    if len(plan.topics) > _SHOWN_TOPICS:
+        typer.echo(f"... and {len(plan.topics) - _SHOWN_TOPICS} more (--json lists all)")
