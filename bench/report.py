@@ -41,9 +41,9 @@ This page is written by `python -m bench.report` from `bench/results/latest.json
 ## How to repeat
 
 ```sh
-make bench                            # everything: about 35 minutes, 45 GB of free disk
+make bench                            # everything: about half an hour, 30 GB of free disk
 make bench WORKLOAD="bulk wan"        # some workloads; the others keep their figures
-make bench QUICK=1                    # fewer records: about 15 minutes; marked as quick in the results
+make bench QUICK=1                    # fewer records, minutes; marked as quick in the results
 make bench BENCH_HOME=DIRECTORY       # keep clusters and source data for the next run
 ```
 

@@ -191,7 +191,7 @@ class Bench:
         return [pid for cluster in clusters if (pid := cluster.broker_pid())]
 
     def _report(self, workload: Workload, turn: int, found: Round) -> None:
-        say(f"{workload.name} {turn + 1}/{self._turns} {found.describe()}")
+        say(f"{workload.name} {turn + 1}/{1 if workload.sample_s else self._turns} {found.describe()}")
 
 
 def _await_listening(process: GuardedProcess, port: int) -> None:
