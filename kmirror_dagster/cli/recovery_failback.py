@@ -2,7 +2,6 @@
 
 import sys
 import time
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -131,6 +130,8 @@ def _planned(
     quarantine_format: QuarantineFormat,
 ) -> "RecoveryRecord":
     """A first record with the plan; the stored one when these topics have been failed back already."""
+    import uuid
+
     from kmirror_dagster.cli.progress import busy
     from kmirror_dagster.records import RecoveryRecord
     from kmirror_dagster.recovery.failback import OPERATION, FailbackState, FailbackStep
