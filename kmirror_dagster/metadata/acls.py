@@ -4,8 +4,9 @@ Rules:
 
 - *scope*: what `acls.include` selects and the source has. Of topics and groups that are named in full only
   those of the mirror; prefixes and "*" as they are.
-- *never copied*: CLUSTER_ACTION (brokers' own), types this version does not know, a DENY that would hit the
-  mirror itself, and a DENY to write for everybody (that is how a topic is frozen, here and by others).
+- *never copied*: rights of the mirror's own principal (which it needs at the destination has been decided
+  there), CLUSTER_ACTION (brokers' own), types this version does not know, a DENY that would hit the mirror
+  itself, and a DENY to write for everybody (that is how a topic is frozen, here and by others).
 - *held back while mirroring*: permissions to write to a copy. ALL is split into its other operations. Granted
   at stop: for a prefix or "*" one by one for the topics that stopped, as it is with the last of them.
 - *removed*: what the source no longer has and the mirror, or somebody in agreement with the source, put here.
@@ -173,13 +174,15 @@ def _is_elsewhere(world: AclsWorld, acl: Acl) -> bool:
 def _never_copied(world: AclsWorld, acl: Acl) -> str | None:
     if any(name.startswith("UNKNOWN") for name in (acl.resource_type, acl.pattern_type, acl.operation)):
         return "not copied, of a kind this version does not know"
+    if acl.principal == world.principal:
+        return "not copied, of the mirror itself"
     if acl.operation == "CLUSTER_ACTION":
         return "not copied, rights of brokers"
     if acl.permission != DENY:
         return None
     if acl.resource_type == TOPIC and acl.principal == EVERYBODY and acl.operation in (WRITE, ALL):
         return "not copied, a freeze of the source's topics"
-    if acl.principal in (EVERYBODY, world.principal) and not world.exempt:
+    if acl.principal == EVERYBODY and not world.exempt:
         return "not copied, would stop the mirror itself"
     return None
 
@@ -218,7 +221,12 @@ def _taken_back(world: AclsWorld, held: Mapping[str, Sequence[HeldAcl]]) -> set[
     back: set[Acl] = set()
     for topic, items in held.items():
         known = {bare(item) for item in world.recorded.get(topic, ())}
-        wanted = (bare(item) for item in items if not _is_pattern(item))
+        # what everybody may, the mirror may: it could be all that lets it write
+        wanted = (
+            bare(item)
+            for item in items
+            if not _is_pattern(item) and (world.exempt or item.principal != EVERYBODY)
+        )
         back |= {acl for acl in wanted if acl in world.destination and acl in known}
     return back
 

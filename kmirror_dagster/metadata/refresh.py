@@ -1,6 +1,7 @@
 """One pass of the metadata sync of one mirror: everything but the records is kept equal."""
 
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -28,8 +29,8 @@ from kmirror_dagster.settings import MirrorSettings
 
 
 class Refresher:
-    """Refreshes one mirror on the node that leads it; blocking, one refresh at a time, `close` from any
-    thread.
+    """Refreshes one mirror on the node that leads it; blocking, one refresh or plan at a time, `close`
+    from any thread.
 
     Args:
         settings: the mirror.
@@ -63,6 +64,7 @@ class Refresher:
         self._wall_clock = wall_clock
         self._rng = rng or random.Random()  # noqa: S311 - spreads load, keeps no secret
         self._memory = Memory()
+        self._turn = threading.Lock()
 
     def run(
         self,
@@ -83,9 +85,10 @@ class Refresher:
             synced_acls: `RefreshOutcome.acls` of the refresh before.
         """
         began = self._now_ms()
-        context = self._context(known, mirroring, deadline_s, synced_acls, dry_run=False)
-        problem, reachable = self._execute(context)
-        acl_steps.settle(context)
+        with self._turn:
+            context = self._context(known, mirroring, deadline_s, synced_acls, dry_run=False)
+            problem, reachable = self._execute(context)
+            acl_steps.settle(context)
         status = RefreshStatus(
             started_ms=began,
             finished_ms=self._now_ms(),
@@ -105,9 +108,10 @@ class Refresher:
     ) -> RefreshPlan:
         """Tell what `run` would change now, without changing anything."""
         began = self._now_ms()
-        context = self._context(known, mirroring, deadline_s, synced_acls, dry_run=True)
-        _, reachable = self._execute(context)
-        acl_steps.settle(context)
+        with self._turn:
+            context = self._context(known, mirroring, deadline_s, synced_acls, dry_run=True)
+            _, reachable = self._execute(context)
+            acl_steps.settle(context)
         status = RefreshStatus(
             started_ms=began,
             finished_ms=self._now_ms(),

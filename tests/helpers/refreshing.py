@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 
 from kmirror_dagster.broker.admin import ClusterAdmin
+from kmirror_dagster.broker.admin_types import Acl
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.metadata.outcome import PlannedChange, RefreshOutcome, Step, StepStatus
 from kmirror_dagster.metadata.refresh import Refresher
@@ -44,6 +45,7 @@ class RefreshedMirror:
     clock: ManualClock = field(default_factory=ManualClock)
     known: dict[str, TopicRecord] = field(default_factory=dict)
     states: dict[tuple[str, int], MirrorState] = field(default_factory=dict)
+    acls: frozenset[Acl] = frozenset()
     source_admin: Callable[[ClusterSettings], ClusterAdmin] = ClusterAdmin
     destination_admin: Callable[[ClusterSettings], ClusterAdmin] = ClusterAdmin
 
@@ -74,9 +76,17 @@ class RefreshedMirror:
 
     def refresh(self) -> RefreshOutcome:
         """One refresh, its intents stored."""
-        outcome = self.refresher.run(self.known, self.states, self.deadline_s)
+        outcome = self.refresher.run(self.known, self.states, self.deadline_s, synced_acls=self.acls)
+        self.acls = outcome.acls if outcome.acls is not None else self.acls
         for intent in outcome.topics:
             record = self.known.get(intent.topic) or TopicRecord(mirror="m", topic=intent.topic, partitions=0)
+            acls: dict[str, object] = {} if intent.held_acls is None else {"held_acls": intent.held_acls}
+            if intent.read_only_acl is not None:
+                acls["read_only_acl"] = intent.read_only_acl
+            record = record.model_copy(update=acls)
+            self.known[intent.topic] = record
+            if intent.settled:
+                continue
             self.known[intent.topic] = record.model_copy(
                 update={
                     "partitions": intent.partitions,
@@ -93,7 +103,7 @@ class RefreshedMirror:
 
     def planned(self) -> tuple[PlannedChange, ...]:
         """What a refresh would change now."""
-        return self.refresher.plan(self.known, self.states, self.deadline_s).changes
+        return self.refresher.plan(self.known, self.states, self.deadline_s, synced_acls=self.acls).changes
 
     def close(self) -> None:
         """End both clients."""
