@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,10 @@ def test_three_kills_in_mid_copy_lose_and_repeat_nothing(clusters: Clusters, tmp
     stop = threading.Event()
     live = threading.Thread(target=_write_on, args=(writer, stop), daemon=True)
     seen: list[tuple[int, int]] = []
-    try:
+    with ExitStack() as stack:
+        stack.callback(node.stop)
+        stack.callback(mirror.delete)
+        stack.callback(stop.set)
         node.start()
         mirror.create()
         mirror.await_states(MirrorState.MIRRORING, plain, small, transactional)
@@ -139,11 +143,6 @@ def test_three_kills_in_mid_copy_lose_and_repeat_nothing(clusters: Clusters, tmp
         mirror.await_copied(plain, small, transactional, deadline_s=90)
         report = mirror.compare(plain, small, transactional)
         mirror.await_states(MirrorState.MIRRORING, plain, small, transactional)
-    finally:
-        stop.set()
-        if node.endpoint is not None:
-            mirror.delete()
-        node.stop()
     assert all(there < here for there, here in seen), f"not in mid-copy: {seen}"
     assert sorted(there for there, _ in seen) == [there for there, _ in seen]
     assert report.records[Isolation.READ_UNCOMMITTED] == RECORDS
