@@ -112,8 +112,7 @@ class WireCluster:
             current = self._connections.get(key)
             if current is not None and current.alive:
                 return current
-            if self._closed:
-                raise ConnectionLostError(f"{self.role} cluster client is closed")
+            self._refuse_closed()
             address = self._brokers.get(node_id)
             if address is None:
                 await self.refresh(force=True)
@@ -124,12 +123,24 @@ class WireCluster:
             self._connections[key] = fresh
             return fresh
 
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            closed = ConnectionLostError(f"{self.role} cluster client is closed")
+            closed.retriable = False  # whoever retries would go on until its deadline
+            raise closed
+
     async def _open(self, host: str, port: int) -> Connection:
+        self._refuse_closed()
         setup_s = self.settings.socket_connection_setup_timeout_ms / 1000
-        return await Connection(self.settings, host, port, pool=self.pool).open(setup_s)
+        connection = await Connection(self.settings, host, port, pool=self.pool).open(setup_s)
+        if self._closed:
+            connection.close()
+            self._refuse_closed()
+        return connection
 
     async def _any(self) -> Connection:
         """A connection to any broker: known ones first, then the bootstrap list."""
+        self._refuse_closed()
         for (_, lane), connection in list(self._connections.items()):
             if connection.alive and lane == "control":
                 return connection
@@ -157,6 +168,7 @@ class WireCluster:
                 stale.close()
             self._connections[-1, "control"] = connection
             return connection
+        self._refuse_closed()
         names = ", ".join(f"{host}:{port}" for host, port in bootstrap)
         raise ClusterUnreachableError(
             f"cannot reach the {self.role} cluster at {names}: {failures[-1]}; "

@@ -80,36 +80,60 @@ class DestinationAppender:
         self._requests = 0
         self._last_sent = 0.0
         self._connection: Connection | None = None
-        self._wake = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"appender-{node_id}")
+        self._loop = asyncio.get_running_loop()
+        self._scheduled: asyncio.Handle | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._closed = False
 
     def ready(self, copier: Copier) -> None:
         """Note that a copier has a batch at its head."""
         self._ready[copier] = None
-        if self._requests < MAX_IN_FLIGHT:
-            self._wake.set()
+        self._schedule()
 
     def remove(self, copier: Copier) -> None:
         """Forget a copier; what it has in flight is still answered to it."""
         self._ready.pop(copier, None)
 
     async def close(self) -> None:
-        """End the loop and wait for it; requests in flight end in doubt."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        """Send nothing more; requests in flight end in doubt."""
+        self._closed = True
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
         if self._connection is not None:
             self._connection.close()
 
-    async def _run(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            try:
-                await self._drain()
-            except asyncio.CancelledError:
-                raise
-            except KmirrorError as error:
-                self._doubt_ready(str(error))
+    def _schedule(self, after_s: float = 0.0) -> None:
+        """Send when the callbacks of this moment have run: what they make ready goes out together."""
+        if self._scheduled is not None or self._closed or self._requests >= MAX_IN_FLIGHT:
+            return
+        if after_s > 0:
+            self._scheduled = self._loop.call_later(after_s, self._pump)
+        else:
+            self._scheduled = self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._scheduled = None
+        try:
+            self._drain()
+        except Exception as error:
+            # a bug must end in FAILED partitions with its name, not in ones that hang
+            log.exception("appender of destination broker %d", self.node_id)
+            copiers = list(self._ready)
+            self._ready.clear()
+            for copier in copiers:
+                copier.on_failure(ReplicationError(f"{copier.name}: {type(error).__name__}: {error}"))
+
+    async def _connect(self) -> None:
+        try:
+            self._connection = await self._cluster.connection(self.node_id, "produce")
+        except KmirrorError as error:
+            self._doubt_ready(str(error))
+        finally:
+            self._connecting = None
+        self._schedule()
 
     def _doubt_ready(self, reason: str) -> None:
         copiers = list(self._ready)
@@ -117,13 +141,15 @@ class DestinationAppender:
         for copier in copiers:
             self._on_doubt(copier, reason)
 
-    async def _drain(self) -> None:
-        while self._ready and self._requests < MAX_IN_FLIGHT:
+    def _drain(self) -> None:
+        while self._ready and self._requests < MAX_IN_FLIGHT and not self._closed:
             if self._connection is None or not self._connection.alive:
-                self._connection = await self._cluster.connection(self.node_id, "produce")
+                if self._connecting is None:
+                    self._connecting = self._loop.create_task(self._connect())
+                return
             wait = self._gathering_s()
             if wait > 0:
-                asyncio.get_running_loop().call_later(wait, self._wake.set)
+                self._schedule(wait)
                 return
             if not self._may_send():
                 self._doubt_ready("this node is not sure of its leadership")
@@ -229,7 +255,10 @@ class DestinationAppender:
         for sent in batch:
             self._settle(sent, answers.get(sent.copier.key), reason, now)
         if self._ready:
-            self._wake.set()
+            if self._scheduled is not None:
+                self._scheduled.cancel()  # it may be waiting for more to come: this answer is the moment
+                self._scheduled = None
+            self._schedule()
 
     def _settle(self, sent: _Sent, answer: Appended | None, reason: str, now: float) -> None:
         copier, step = sent.copier, sent.step

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from kmirror_dagster.broker.tasks import cancel_and_wait
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.broker.wire import TopicPartition, WireCluster, retrying
 from kmirror_dagster.errors import KmirrorError, ReplicationError
@@ -253,10 +254,7 @@ class MirrorLink:
         await asyncio.gather(
             *(self.stop(topic, partition, deadline_s) for topic, partition in keys), return_exceptions=True
         )
-        tasks = [*self._tasks, self._housekeeper]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait([*self._tasks, self._housekeeper])
         await asyncio.gather(
             *(reader.close() for reader in self._readers.values()),
             *(appender.close() for appender in self._appenders.values()),

@@ -15,6 +15,7 @@ from kmirror_dagster.broker import codes, markers
 from kmirror_dagster.broker.codes import broker_error
 from kmirror_dagster.broker.connection import Connection, Frame
 from kmirror_dagster.broker.markers import Markers
+from kmirror_dagster.broker.tasks import cancel_and_wait
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.broker.wire import LATEST, WireCluster
 from kmirror_dagster.errors import DeadlineError, FencedError, ForeignWriteError, KmirrorError
@@ -90,10 +91,7 @@ class MarkerWriter:
 
     async def close(self) -> None:
         """End everything under way."""
-        tasks = [*self._tasks, self._prover]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait([*self._tasks, self._prover])
 
     def _queue(self, order: _Order) -> None:
         leader = self._cluster.known_leader(*order.copier.key)
