@@ -34,21 +34,21 @@ async def crash(copying: Copying) -> None:
     link = copying.link
     for cluster in (link.source, link.destination):
         cluster._closed = True
-    for _ in range(3):  # what is cancelled may begin something else once
-        tasks = _tasks(link)
+    # what is cancelled may begin something else, and a cancellation can be lost
+    while tasks := [task for task in _tasks(link) if not task.done()]:
         for task in tasks:
             task.cancel()
         for cluster in (link.source, link.destination):
             for connection in list(cluster._connections.values()):
                 connection.close()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait(tasks, timeout=0.1)
 
 
 def _tasks(link: MirrorLink) -> list["asyncio.Task[None]"]:
     workers = [*link._readers.values(), *link._appenders.values()]
-    if link._driver._markers is not None:
-        workers.append(link._driver._markers)  # type: ignore[arg-type]
-    return [*link._tasks, link._housekeeper, *(worker._task for worker in workers)]
+    tasks = [*link._tasks, link._housekeeper, *(worker._task for worker in workers)]
+    markers = link._driver._markers
+    return tasks if markers is None else [*tasks, *markers._tasks, markers._prover]
 
 
 @dataclass
@@ -101,8 +101,9 @@ async def _begin(copying: Copying, tp: tuple[str, int], until: Callable[[], bool
     beginning = asyncio.ensure_future(copying.begin(*tp))
     while not beginning.done():
         if until():
-            beginning.cancel()
-            await asyncio.gather(beginning, return_exceptions=True)
+            while not beginning.done():  # a cancellation can be lost when an answer comes in the same moment
+                beginning.cancel()
+                await asyncio.wait([beginning], timeout=0.1)
             return
         await asyncio.wait([beginning], timeout=0.01)
     beginning.result()
