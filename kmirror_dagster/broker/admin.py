@@ -118,6 +118,10 @@ class ClusterAdmin(TopicCalls, OffsetCalls, GroupCalls):
             lambda cluster: admin_rights.read_group_rights(cluster, wanted), timeout_s, "asking for rights"
         )
 
+    def api_versions(self, *, timeout_s: float | None = None) -> Mapping[int, int]:
+        """Highest version of each API, by its key, that a broker serves."""
+        return self._over_wire(admin_rights.highest_versions, timeout_s, "asking for versions")
+
     def is_exempt(self, *, timeout_s: float | None = None) -> bool:
         """Whether no DENY hits this client's principal; tried out on a group that nobody uses.
 

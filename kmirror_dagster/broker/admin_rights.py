@@ -1,7 +1,7 @@
 """What a principal may do at a cluster, asked of the brokers: authorized operations (KIP-430), exemption."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -26,8 +26,6 @@ _GROUP_RESOURCE = 3
 _ANY = 1
 _SEEN_S = 5.0
 _POLL_S = 0.05
-# "not told": -2^31 (KIP-430)
-_NOT_TOLD = -(2**31)
 
 
 @dataclass(frozen=True)
@@ -45,11 +43,11 @@ class Rights:
     missing: frozenset[str] = frozenset()
 
 
-def operations(bits: int) -> frozenset[str] | None:
-    """Operations in a bit field, None when the broker did not tell."""
-    if bits == _NOT_TOLD:
+def operations(codes_told: Collection[int] | None) -> frozenset[str] | None:
+    """Names of operations, None when the broker did not tell (kafka-python reads KIP-430's bit field)."""
+    if codes_told is None:
         return None
-    return frozenset(operation.name for operation in Operation if bits >> operation & 1)
+    return frozenset(operation.name for operation in Operation if operation in codes_told)
 
 
 async def read_rights(cluster: WireCluster, topics: Iterable[str]) -> Rights:
@@ -73,7 +71,7 @@ async def read_rights(cluster: WireCluster, topics: Iterable[str]) -> Rights:
         elif topic.error_code:
             raise broker_error(topic.error_code, f"asking for rights on topic {topic.name}")
         else:
-            found[topic.name] = operations(topic.topic_authorized_operations) or frozenset()
+            found[topic.name] = operations(topic.authorized_operations) or frozenset()
     return Rights(await _cluster_rights(connection), found, frozenset(missing))
 
 
@@ -82,7 +80,7 @@ async def _cluster_rights(connection: Connection) -> frozenset[str] | None:
     answer = await connection.call(request)
     if answer.error_code:
         raise broker_error(answer.error_code, "asking for rights on the cluster")
-    return operations(answer.cluster_authorized_operations)
+    return operations(answer.authorized_operations)
 
 
 async def read_group_rights(cluster: WireCluster, groups: Iterable[str]) -> Answers[str, frozenset[str]]:
@@ -161,3 +159,9 @@ async def _until_known(connection: Connection) -> None:
             return
         await asyncio.sleep(_POLL_S)
     raise DeadlineError(f"a new ACL did not reach the broker within {_SEEN_S:g} s")
+
+
+async def highest_versions(cluster: WireCluster) -> Mapping[int, int]:
+    """Highest version of each API, by its key, that a broker serves."""
+    connection = await cluster.any_connection()
+    return {key: highest for key, (_, highest) in connection.versions.items()}

@@ -8,8 +8,10 @@ import typer
 
 from kmirror_dagster import __version__
 from kmirror_dagster.cli import (
+    check,
     mirrors,
     nodes,
+    plan,
     recovery_failback,
     recovery_history,
     recovery_manifest,
@@ -86,6 +88,8 @@ def _add_commands() -> None:
         ("list", mirrors.list_mirrors),
         ("describe", mirrors.describe),
         ("verify", verification.verify),
+        ("plan", plan.plan),
+        ("check", check.check),
         ("refresh", mirrors.refresh),
         ("delete", mirrors.delete),
     ):

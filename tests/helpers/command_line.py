@@ -14,6 +14,7 @@ from kmirror_dagster.coordination.client import NodeClient
 from kmirror_dagster.coordination.models import (
     ClusterInfo,
     CreateMirror,
+    MirrorPlan,
     MirrorSummary,
     NodeInfo,
     PartitionStatus,
@@ -51,6 +52,7 @@ class FakeNode:
     log: list[tuple[str, Any]] = field(default_factory=list)
     error: BaseException | None = None
     refresh_ok: bool = True
+    planned: MirrorPlan | None = None
     topic_error: str | None = None
     looks: int = 0
     on_look: Callable[["FakeNode"], None] = lambda _: None
@@ -111,6 +113,11 @@ class FakeNode:
 
     def document(self, name: str) -> dict[str, Any]:
         return {"mirror": name}
+
+    def plan(self, name: str) -> MirrorPlan:
+        self.mirror(name)
+        assert self.planned is not None
+        return self.planned
 
     def create(self, request: CreateMirror) -> MirrorSummary:
         self._fail()
