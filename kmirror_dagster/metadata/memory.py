@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kmirror_dagster.metadata.groups import GroupMemory
+from kmirror_dagster.metadata.loops import OtherMirrors
 
 # Positions of a group without members expire after a week by default (offsets.retention.minutes, KIP-211).
 KEEP_ALIVE_S = 24 * 3600.0
@@ -32,12 +33,14 @@ class Memory:
         groups: newest source positions by group.
         exempt: whether no DENY at the destination hits the mirror, and until when that is believed (monotonic
             seconds); None while it was not tried.
+        others: mirrors into the source cluster, to recognise loops.
         keep_alive_at: group -> monotonic time at which unchanged positions are committed again.
     """
 
     missing: frozenset[str] = frozenset()
     refused: dict[str, dict[str, Refusal]] = field(default_factory=dict[str, dict[str, Refusal]])
     groups: dict[str, GroupMemory] = field(default_factory=dict[str, GroupMemory])
+    others: OtherMirrors = field(default_factory=OtherMirrors)
     exempt: tuple[bool, float] | None = None
     keep_alive_at: dict[str, float] = field(default_factory=dict[str, float])
 

@@ -12,11 +12,13 @@ from kmirror_dagster.metadata.application import Applied
 from kmirror_dagster.metadata.configs import ConfigPlan, desired_configs, plan_configs, replicas_problem
 from kmirror_dagster.metadata.context import RefreshContext
 from kmirror_dagster.metadata.identity import destination_problem
+from kmirror_dagster.metadata.loops import read_other_mirrors
 from kmirror_dagster.metadata.memory import Refusal
 from kmirror_dagster.metadata.outcome import Step
 from kmirror_dagster.metadata.snapshot import head_missing
 from kmirror_dagster.metadata.steps import StepReport
 from kmirror_dagster.metadata.topics import TopicWorld, Verdict, plan_topics
+from kmirror_dagster.records import STATE_TOPIC
 
 _IDS_S = 3.0
 _IDS_PAUSE_S = (0.05, 0.15)
@@ -24,6 +26,7 @@ _IDS_PAUSE_S = (0.05, 0.15)
 
 def decide(context: RefreshContext) -> None:
     """Decide about every topic and report what stands in the way, each under its own step."""
+    loops = _loops(context)
     context.topics = plan_topics(
         TopicWorld(
             filters=context.settings.filters,
@@ -32,6 +35,7 @@ def decide(context: RefreshContext) -> None:
             source=context.source_view,
             destination=context.destination_view,
             missing_before=context.memory.missing,
+            loops=loops,
         )
     )
     for name, verdict in context.topics.verdicts.items():
@@ -45,6 +49,19 @@ def decide(context: RefreshContext) -> None:
     internal = sorted(name for name in context.source_view.names if name.startswith("__"))
     if internal:
         context.reports[Step.DISCOVERY].notes.append(f"never mirrored: {', '.join(internal)}")
+
+
+def _loops(context: RefreshContext) -> Mapping[str, str]:
+    """Topics that the source mirrors from our destination; what it does not tell is left open, and noted."""
+    if context.destination_cluster_id is None or STATE_TOPIC not in context.source_view.names:
+        return {}
+    others = context.memory.others
+    try:
+        read_other_mirrors(others, context.source, context.settings.source, timeout_s=context.timeout())
+    except KmirrorError as error:
+        note = f"loops are not recognised: {STATE_TOPIC} of the source cannot be read: {error}"
+        context.reports[Step.DISCOVERY].notes.append(note)
+    return others.loops(context.destination_cluster_id)
 
 
 def create(context: RefreshContext) -> None:

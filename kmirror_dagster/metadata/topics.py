@@ -60,6 +60,7 @@ class TopicWorld:
     Attributes:
         known: topic records of the mirror.
         missing_before: topics the refresh before did not find at the source.
+        loops: topics the source mirrors from our destination, with the reason to refuse them.
     """
 
     filters: FilterSettings
@@ -68,6 +69,7 @@ class TopicWorld:
     source: ClusterSnapshot
     destination: ClusterSnapshot
     missing_before: frozenset[str] = frozenset()
+    loops: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ def judge(world: TopicWorld, name: str) -> Verdict | None:
         return _judge_absent(world, name, record)
     if source.internal:
         return None
+    if name in world.loops:
+        return _refused(name, record, Step.DISCOVERY, world.loops[name])
     if record is not None and record.desired is DesiredState.PAUSED:
         return _judge_paused(world, source, record)
     return _judge_present(world, source, record)
