@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict
 
 from kmirror_dagster.broker.admin_types import Partition
 
+# librdkafka writes ids in plain base64
+_URL_SAFE = str.maketrans("+/", "-_")
+
 
 class LastPosition(BaseModel):
     """Last mirror position of a stopped partition.
@@ -39,8 +42,8 @@ def same_topic_id(one: str | None, other: str | None) -> bool:
 
 
 def _canonical(text: str) -> str:
-    """Kafka's form (base64, URL-safe, without padding) of an id written like that or as a UUID."""
+    """Kafka's form (base64, URL-safe, without padding) of an id written like that, in plain base64 or as a UUID."""
     try:
         return base64.urlsafe_b64encode(uuid.UUID(text).bytes).rstrip(b"=").decode()
     except ValueError:
-        return text
+        return text.rstrip("=").translate(_URL_SAFE)

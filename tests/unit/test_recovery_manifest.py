@@ -126,6 +126,8 @@ def test_topic_ids_are_compared_in_any_form() -> None:
     assert same_topic_id(str(ID), "Lx4KUn8PSgyaU48qTGudEA")
     assert not same_topic_id(str(ID), "AAAAAAAAAAAAAAAAAAAAAQ")
     assert same_topic_id(None, "x")
+    assert same_topic_id("AB+/AAAAAAAAAAAAAAAAAQ==", "AB-_AAAAAAAAAAAAAAAAAQ")
+    assert same_topic_id("001fbf00-0000-0000-0000-000000000001", "AB+/AAAAAAAAAAAAAAAAAQ")
 
 
 def a_manifest(monkeypatch: pytest.MonkeyPatch) -> LossManifest:
