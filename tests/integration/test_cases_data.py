@@ -81,17 +81,22 @@ def held_back(mirror: NodeMirror, topic: str) -> Iterator[None]:
 
 @pytest.mark.case("C01")
 def test_headers_arrive_as_the_list_they_are(clusters: Clusters, mirror: NodeMirror) -> None:
-    """Order, repetition, null and empty of headers are kept; a topic without headers beside it never slows."""
-    odd, plain = mirror.topic("odd"), mirror.topic("plain")
-    for topic in (odd, plain):
-        create_topic(clusters.source.bootstrap, topic)
-    mirror.await_states(MirrorState.MIRRORING, odd, plain)
+    """Order, repetition, null and empty of headers are kept; a topic without headers beside it never slows.
+
+    So they are where batches have to be encoded again: brokers take no LogAppendTime from a producer.
+    """
+    odd, stamped, plain = mirror.topic("odd"), mirror.topic("stamped"), mirror.topic("plain")
+    create_topic(mirror.source, odd)
+    create_topic(mirror.source, stamped, configs={"message.timestamp.type": "LogAppendTime"})
+    create_topic(mirror.source, plain)
+    mirror.await_states(MirrorState.MIRRORING, odd, stamped, plain)
     clients = [producer(mirror.source, {"compression.type": name}) for name in ("none", "zstd")]
     for headers in HEADERS:
         record = Record(b"v", b"k", headers)
         for client in clients:
             # alone in its batch, and in one with others
             write_batches(client, odd, [record], [Record(b"before"), record, Record(b"behind")])
+            write_batches(client, stamped, [record])
         write_batches(clients[0], plain, [Record(b"plain")] * 100)
         mirror.await_copied(plain, deadline_s=10)
     with held_back(mirror, odd):
@@ -101,6 +106,7 @@ def test_headers_arrive_as_the_list_they_are(clusters: Clusters, mirror: NodeMir
     wanted = [headers for headers in HEADERS for _ in range(4)] + HEADERS * 2
     assert [record.headers for record in found if record.value == b"v"] == wanted
     assert len(found) == 10 * len(HEADERS)
+    assert [record.headers for record in copied(mirror, stamped)] == [h for h in HEADERS for _ in range(2)]
     copied(mirror, plain)
     assert mirror.errors() == {}
     assert all(status.retry_attempt == 0 for status in mirror.partitions())
