@@ -15,6 +15,7 @@ from kmirror_dagster.cli import (
     recovery_failback,
     recovery_history,
     recovery_manifest,
+    recovery_switchover,
     verbs,
     verification,
 )
@@ -96,6 +97,7 @@ def _add_commands() -> None:
         app.command(name, rich_help_panel=_MIRRORS)(function)
     for function in (verbs.start, verbs.pause, verbs.resume, verbs.stop, verbs.recover):
         app.command(function.__name__, rich_help_panel=_STEERING)(function)
+    app.command("switchover", rich_help_panel=_RECOVERY)(recovery_switchover.switchover)
     app.command("failback", rich_help_panel=_RECOVERY)(recovery_failback.failback)
     app.command("manifest", rich_help_panel=_RECOVERY)(recovery_manifest.manifest)
     app.add_typer(

@@ -126,3 +126,44 @@ class NodeMirrors:
                 if status.error:
                     errors[f"{status.topic}/{status.partition}"] = status.error
         return ReverseProgress(waiting, total, errors, sorted(wanted - seen))
+
+
+class NodeSwitch:
+    """A mirror at its node while it is switched over (`recovery.switchover.SwitchedMirror`).
+
+    Args:
+        client: a node.
+        mirror: its name.
+        wait_s: longest wait for its topics to be stopped.
+    """
+
+    def __init__(self, client: "NodeClient", mirror: str, *, wait_s: float) -> None:
+        self._client = client
+        self._mirror = mirror
+        self._wait_s = wait_s
+
+    def sync(self) -> Mapping[str, str]:
+        """Refresh its metadata; what of the groups did not succeed, with the reasons."""
+        status = self._client.refresh(self._mirror)
+        # topics and configurations are none of a switchover's business, unreachable clusters are
+        steps = [step for step in status.steps if step.step in ("cluster-ids", "groups")]
+        return {name: reason for step in steps for name, reason in step.errors.items()}
+
+    def is_stopped(self, topics: Sequence[str]) -> bool:
+        """Whether all of these topics are stopped already."""
+        return all(
+            status.state is MirrorState.STOPPED
+            for topic in topics
+            for status in self._client.iter_partitions(self._mirror, topic=topic)
+        )
+
+    def stop(self, topics: Sequence[str]) -> None:
+        """Stop topics and wait until they are; harmless when they are stopped."""
+        from kmirror_dagster.cli.progress import progress
+        from kmirror_dagster.cli.waiting import StateWait
+        from kmirror_dagster.coordination.models import VerbRequest
+
+        names = [topic.replace(".", r"\.") for topic in topics]
+        self._client.verb(self._mirror, "stop", VerbRequest(topics=names))
+        with progress(f"stop {self._mirror}") as shown:
+            StateWait(self._client, self._mirror, MirrorState.STOPPED, topics).run(self._wait_s, shown)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kmirror_dagster.coordination.client import NodeClient
     from kmirror_dagster.records import RecoveryRecord
     from kmirror_dagster.recovery.failback import FailbackState
+    from kmirror_dagster.recovery.failback_look import FailbackWish
     from kmirror_dagster.recovery.failback_plan import FailbackPlan
 
 _NUMERIC = frozenset({"PARTITIONS", "QUARANTINE", "COPY"})
@@ -94,18 +95,18 @@ def failback(
                 client, mirror, stored, split_patterns(topics), name, directory, quarantine_format
             )
         if record.finished:
-            _print(record, as_json=as_json)
+            print_outcome(record, as_json=as_json)
             return
         state = FailbackState.model_validate(record.document)
         if plan:
-            _print(record, as_json=as_json)
+            print_outcome(record, as_json=as_json)
             return
         if not as_json:
             _print_plan(state.plan, record)
         with _other(session, to_state_dir, to_endpoint, state) as other:
-            _confirm(mirror, yes=yes)
-            done = _carry_out(client, other, record, timeout)
-    _print(done, as_json=as_json, with_plan=False)
+            confirm(mirror, yes=yes)
+            done = carry_out(client, other, record, timeout)
+    print_outcome(done, as_json=as_json, with_plan=False)
 
 
 def _resumed(stored: "RecoveryRecord | None") -> "RecoveryRecord | None":
@@ -135,8 +136,7 @@ def _planned(
     from kmirror_dagster.cli.progress import busy
     from kmirror_dagster.records import RecoveryRecord
     from kmirror_dagster.recovery.failback import OPERATION, FailbackState, FailbackStep
-    from kmirror_dagster.recovery.failback_look import FailbackWish, plan_failback, reverse_name
-    from kmirror_dagster.settings import mirror_from_document
+    from kmirror_dagster.recovery.failback_look import plan_failback
 
     positions, not_stopped = stopped_positions(client, mirror, patterns)
     if not_stopped and patterns is None:
@@ -150,17 +150,7 @@ def _planned(
         if all(p.topic in back and p.recorded_ms <= last.stopped_ms for p in positions):
             typer.echo(f"{mirror}: has been failed back already, by mirror {last.reverse}", err=True)
             return stored
-    document = client.document(mirror)
-    wish = FailbackWish(
-        settings=mirror_from_document(document, name=f"mirror {mirror!r}"),
-        document=document,
-        positions=positions,
-        source_cluster_id=client.mirror(mirror).source_cluster_id,
-        everything=patterns is None,
-        reverse=name or reverse_name(mirror),
-        quarantine=quarantine,
-        quarantine_format=quarantine_format,
-    )
+    wish = wish_of(client, mirror, patterns, patterns is None, name, quarantine, quarantine_format)
     with busy(f"comparing both clusters of {mirror}"):
         state = plan_failback(wish)
     return RecoveryRecord(
@@ -174,6 +164,33 @@ def _planned(
     )
 
 
+def wish_of(
+    client: "NodeClient",
+    mirror: str,
+    patterns: list[str] | None,
+    everything: bool,
+    name: str | None,
+    quarantine: Path,
+    quarantine_format: QuarantineFormat = QuarantineFormat.JSONL,
+) -> "FailbackWish":
+    """What a way back is planned from, as the mirror's node tells it."""
+    from kmirror_dagster.recovery.failback_look import FailbackWish, reverse_name
+    from kmirror_dagster.settings import mirror_from_document
+
+    positions, _ = stopped_positions(client, mirror, patterns)
+    document = client.document(mirror)
+    return FailbackWish(
+        settings=mirror_from_document(document, name=f"mirror {mirror!r}"),
+        document=document,
+        positions=positions,
+        source_cluster_id=client.mirror(mirror).source_cluster_id,
+        everything=everything,
+        reverse=name or reverse_name(mirror),
+        quarantine=quarantine,
+        quarantine_format=quarantine_format,
+    )
+
+
 def _other(
     session: Session, state_dir: Path | None, endpoint: str | None, state: "FailbackState"
 ) -> "NodeClient":
@@ -182,9 +199,10 @@ def _other(
     return client_of_other_node(session, state_dir, endpoint, state.plan.old_source_id)
 
 
-def _carry_out(
+def carry_out(
     client: "NodeClient", other: "NodeClient", record: "RecoveryRecord", timeout_s: float
 ) -> "RecoveryRecord":
+    """Do what is left of a failback; the finished record."""
     from kmirror_dagster.cli.progress import progress
     from kmirror_dagster.cli.recovery_control import NodeJournal, NodeMirrors
     from kmirror_dagster.recovery.failback import Failback
@@ -218,15 +236,22 @@ def _abort(client: "NodeClient", mirror: str, stored: "RecoveryRecord | None") -
     typer.echo(f"{mirror}: failback given up; what is in quarantine stays there")
 
 
-def _confirm(mirror: str, *, yes: bool) -> None:
+def confirm(mirror: str, *, yes: bool, hint: str = "") -> None:
+    """Ask whether it shall be done, unless that was said already.
+
+    Raises:
+        UsageError: when there is nobody to ask.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"nobody to ask: read the plan ('kmirror failback {mirror} --plan'), then say --yes")
+        told = hint or f"read the plan ('kmirror failback {mirror} --plan'), then say --yes"
+        raise UsageError(f"nobody to ask: {told}")
     typer.confirm("Do it?", abort=True, err=True)
 
 
-def _print(record: "RecoveryRecord", *, as_json: bool, with_plan: bool = True) -> None:
+def print_outcome(record: "RecoveryRecord", *, as_json: bool, with_plan: bool = True) -> None:
+    """Print how far it is, as JSON or text."""
     from kmirror_dagster.cli.output import print_json
     from kmirror_dagster.recovery.failback import FailbackState
 

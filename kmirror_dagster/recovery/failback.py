@@ -8,7 +8,6 @@
 How far it is stands in the state topic (`records.RecoveryRecord`), written before anything depends on it.
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -21,17 +20,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kmirror_dagster.broker.admin import ClusterAdmin
 from kmirror_dagster.broker.admin_types import Partition, TopicDescription
-from kmirror_dagster.errors import DeadlineError, KmirrorError, StaleEpochError, UsageError
+from kmirror_dagster.errors import DeadlineError, KmirrorError, UsageError
 from kmirror_dagster.records import RecoveryRecord
 from kmirror_dagster.recovery.failback_plan import FailbackPlan, TopicAction, TopicPlan
 from kmirror_dagster.recovery.fences import fence, unfence
 from kmirror_dagster.recovery.formats import QuarantineFormat
+from kmirror_dagster.recovery.journal import Journal, StepRunner
 from kmirror_dagster.recovery.positions import same_topic_id
 from kmirror_dagster.recovery.quarantine import Quarantine, SavedTail, check_saved
 from kmirror_dagster.settings import ClusterSettings
 from kmirror_dagster.verification.ranges import LogEnds, read_ends
-
-logger = logging.getLogger(__name__)
 
 OPERATION = "failback"
 
@@ -88,18 +86,6 @@ class ReverseProgress:
     missing: Sequence[str] = ()
 
 
-class Journal(Protocol):
-    """Where the steps are stored."""
-
-    def store(self, record: RecoveryRecord) -> RecoveryRecord:
-        """Store a step; the answer has the revision that the next write names.
-
-        Raises:
-            StaleEpochError: when somebody else has gone on meanwhile.
-        """
-        ...
-
-
 class ReverseMirrors(Protocol):
     """Mirrors of the node that writes to the old source."""
 
@@ -127,7 +113,7 @@ class ReverseMirrors(Protocol):
 Tell = Callable[[str, int, int | None], None]
 
 
-class Failback:
+class Failback(StepRunner):
     """Carries out a plan from whatever step it is at.
 
     Args:
@@ -147,12 +133,11 @@ class Failback:
         tell: Tell = lambda _text, _done, _total: None,
         follow_s: float = 300.0,
     ) -> None:
+        super().__init__(journal)
         self._old_source = old_source
-        self._journal = journal
         self._reverse = reverse
         self._tell = tell
         self._follow_s = follow_s
-        self._latest: RecoveryRecord | None = None
 
     def run(self, record: RecoveryRecord) -> RecoveryRecord:
         """Do all that is left; the answer is the finished record.
@@ -164,32 +149,10 @@ class Failback:
             StaleEpochError: when somebody else goes on with it.
             KmirrorError: when a step does not end; run it again once the reason is gone.
         """
-        # a new revision: whoever had it before is refused at the next write
-        record = self._store(record.model_copy(update={"error": None}))
-        while not record.finished:
-            try:
-                record = self._step(record)
-            except StaleEpochError:
-                raise
-            except KmirrorError as error:
-                self._note(error)
-                raise
-        return record
+        return self.run_until(record, lambda current: current.finished)
 
-    def _store(self, record: RecoveryRecord) -> RecoveryRecord:
-        self._latest = self._journal.store(record)
-        return self._latest
-
-    def _note(self, error: KmirrorError) -> None:
-        """Store why a step did not end; where that cannot be stored, the reason itself is told all the same."""
-        if self._latest is None:
-            return
-        try:
-            self._store(self._latest.model_copy(update={"error": str(error)}))
-        except KmirrorError as second:
-            logger.warning("the reason of the failure could not be stored: %s", second)
-
-    def _step(self, record: RecoveryRecord) -> RecoveryRecord:
+    def step(self, record: RecoveryRecord) -> RecoveryRecord:
+        """One step; the record that says so."""
         state = FailbackState.model_validate(record.document)
         step = FailbackStep(record.step)
         with closing(ClusterAdmin(self._old_source)) as admin:
@@ -213,7 +176,7 @@ class Failback:
             "error": None,
             "finished": step is FailbackStep.DONE,
         }
-        return self._store(record.model_copy(update=update))
+        return self.store(record.model_copy(update=update))
 
     # save
 

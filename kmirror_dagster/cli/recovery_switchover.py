@@ -1,0 +1,197 @@
+"""`kmirror switchover`: the planned change of roles, nothing lost."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kmirror_dagster.cli.options import JsonOption, MirrorArgument, TopicsOption, split_patterns
+from kmirror_dagster.cli.recovery_failback import carry_out, confirm, print_outcome, wish_of
+from kmirror_dagster.cli.session import session_of
+from kmirror_dagster.errors import IllegalTransitionError, KmirrorError, UsageError
+from kmirror_dagster.lifecycle import DesiredState, MirrorState
+
+if TYPE_CHECKING:
+    from kmirror_dagster.coordination.client import NodeClient
+    from kmirror_dagster.records import RecoveryRecord
+    from kmirror_dagster.recovery.switchover import SwitchoverState
+
+_STOP_WAIT_S = 60.0
+
+
+def switchover(
+    ctx: typer.Context,
+    mirror: MirrorArgument,
+    topics: TopicsOption = None,
+    to_state_dir: Annotated[
+        Path | None,
+        typer.Option("--to-state-dir", metavar="DIR", help="State directory of the node at the source."),
+    ] = None,
+    to_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--to-endpoint", metavar="URL", help="API of the node at the source (KMIRROR_TO_ENDPOINT)."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="MIRROR", help="Name of the mirror back. Default: MIRROR-back."),
+    ] = None,
+    quiet: Annotated[
+        float,
+        typer.Option(
+            "--quiet",
+            metavar="SECONDS",
+            min=0.1,
+            help="Rest that counts as no writers, where none can be fenced.",
+        ),
+    ] = 3.0,
+    drain: Annotated[
+        float, typer.Option("--drain", metavar="SECONDS", min=1, help="Longest wait for equal ends.")
+    ] = 60.0,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    abort: Annotated[
+        bool, typer.Option("--abort", help="Give it up before the mirror is stopped: back to the start.")
+    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", metavar="SECONDS", min=1, help="Longest wait for the mirror back to take over."
+        ),
+    ] = 300.0,
+    json: JsonOption = False,
+) -> None:
+    """Change roles on purpose: fence writers, drain, verify, sync groups, stop, mirror back.
+
+    Writers are shut out by an ACL where the source has an authorizer; elsewhere stop them yourself, it waits until
+    nothing is written any more. Can be interrupted anywhere and run again; until the mirror is stopped --abort
+    returns to the start. Needs a node that writes to the source, for the way back.
+    """
+    from kmirror_dagster.cli.recovery_control import client_of_other_node
+    from kmirror_dagster.recovery import switchover as room
+
+    session = session_of(ctx)
+    as_json = session.json or json
+    with session.client() as client:
+        summary = client.mirror(mirror)
+        stored = client.recovery(mirror)
+        if stored is not None and not stored.finished and stored.operation != room.OPERATION:
+            raise IllegalTransitionError(
+                f"mirror {mirror!r}: a {stored.operation} is under way (step {stored.step}): end that first"
+            )
+        if abort:
+            _abort(client, mirror, stored)
+            return
+        patterns = split_patterns(topics)
+        if stored is not None and not stored.finished:
+            record = stored
+            typer.echo(f"{mirror}: going on with the switchover under way, at step {record.step}", err=True)
+        else:
+            record = _begun(client, mirror, stored, patterns, quiet, drain)
+        with client_of_other_node(session, to_state_dir, to_endpoint, summary.source_cluster_id) as other:
+            confirm(mirror, yes=yes, hint="say --yes to do it")
+            record, downtime_s = _until_stopped(client, record)
+            if downtime_s is not None and not as_json:
+                typer.echo(f"{mirror}: writers were without a cluster for {downtime_s:.1f} s", err=True)
+            directory = session.node_directory() / "quarantine" / mirror
+            record = _planned(client, record, name, directory)
+            done = carry_out(client, other, record, timeout)
+    print_outcome(done, as_json=as_json, with_plan=False)
+
+
+def _begun(
+    client: "NodeClient",
+    mirror: str,
+    stored: "RecoveryRecord | None",
+    patterns: list[str] | None,
+    quiet_s: float,
+    drain_s: float,
+) -> "RecoveryRecord":
+    import uuid
+
+    from kmirror_dagster.records import RecoveryRecord
+    from kmirror_dagster.recovery import switchover as room
+    from kmirror_dagster.settings import name_matcher
+
+    try:
+        selects = name_matcher(patterns)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    chosen: dict[str, set[MirrorState | None]] = {}
+    for status in client.iter_partitions(mirror):
+        if selects(status.topic) and status.desired is not DesiredState.STOPPED:
+            chosen.setdefault(status.topic, set()).add(status.state)
+    unready = sorted(topic for topic, states in chosen.items() if states != {MirrorState.MIRRORING})
+    if unready or not chosen:
+        what = f"{', '.join(unready[:5])} is not MIRRORING" if unready else "no topic is mirrored"
+        raise UsageError(f"mirror {mirror}: {what}: nothing to switch over; see 'kmirror describe {mirror}'")
+    state = room.SwitchoverState(topics=sorted(chosen), quiet_s=quiet_s, drain_s=drain_s)
+    return RecoveryRecord(
+        mirror=mirror,
+        operation=room.OPERATION,
+        operation_id=uuid.uuid4().hex,
+        step=room.SwitchoverStep.FENCE.value,
+        document=state.model_dump(mode="json"),
+        started_ms=time.time_ns() // 1_000_000,
+        revision=stored.revision if stored else 0,
+    )
+
+
+def _until_stopped(client: "NodeClient", record: "RecoveryRecord") -> "tuple[RecoveryRecord, float | None]":
+    """Carry out what is left until the mirror is stopped; seconds writers were shut out, None when not known."""
+    from kmirror_dagster.cli.progress import progress
+    from kmirror_dagster.cli.recovery_control import NodeJournal, NodeSwitch
+    from kmirror_dagster.recovery import switchover as room
+    from kmirror_dagster.settings import mirror_from_document
+
+    if record.step not in {step.value for step in room.SwitchoverStep}:
+        return record, None  # on the way back already
+    settings = mirror_from_document(client.document(record.mirror), name=f"mirror {record.mirror!r}")
+    with progress(f"switchover {record.mirror}") as shown:
+        record = room.Switchover(
+            settings,
+            NodeJournal(client),
+            NodeSwitch(client, record.mirror, wait_s=_STOP_WAIT_S),
+            tell=lambda text, done, total: shown.update(done, total, text),
+        ).run(record)
+    state: SwitchoverState = room.SwitchoverState.model_validate(record.document)
+    return record, (state.stopped_ms - state.fenced_ms) / 1000
+
+
+def _planned(
+    client: "NodeClient", record: "RecoveryRecord", name: str | None, quarantine: Path
+) -> "RecoveryRecord":
+    """The way back: nothing may have to go to quarantine."""
+    from kmirror_dagster.recovery import switchover as room
+    from kmirror_dagster.recovery.failback import FailbackStep
+    from kmirror_dagster.recovery.failback_look import plan_failback
+
+    if record.step != room.SwitchoverStep.STOPPED.value:
+        return record
+    topics = room.SwitchoverState.model_validate(record.document).topics
+    names = [topic.replace(".", r"\.") for topic in topics]
+    everything = len(client.mirror(record.mirror).topics) == len(topics)
+    state = plan_failback(wish_of(client, record.mirror, names, everything, name, quarantine))
+    if state.plan.tail:
+        update = {"finished": True, "error": "written to after the drain"}
+        client.record_recovery(record.model_copy(update=update))
+        raise KmirrorError(
+            f"{record.mirror}: {state.plan.tail} offsets were written at the source after it had come to rest, the "
+            f"mirror is stopped: see 'kmirror manifest {record.mirror}', then 'kmirror failback {record.mirror}'"
+        )
+    update = {"step": FailbackStep.SAVE.value, "document": state.model_dump(mode="json")}
+    return record.model_copy(update=update)
+
+
+def _abort(client: "NodeClient", mirror: str, stored: "RecoveryRecord | None") -> None:
+    from kmirror_dagster.cli.recovery_control import NodeJournal
+    from kmirror_dagster.recovery.switchover import give_up
+    from kmirror_dagster.settings import mirror_from_document
+
+    if stored is None or stored.finished:
+        typer.echo(f"{mirror}: no switchover is under way")
+        return
+    settings = mirror_from_document(client.document(mirror), name=f"mirror {mirror!r}")
+    give_up(settings, stored, NodeJournal(client))
+    typer.echo(f"{mirror}: switchover given up; it is mirrored as before")
