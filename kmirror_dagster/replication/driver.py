@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from kmirror_dagster.broker import codes
+from kmirror_dagster.broker.admin_errors import Right, rights_error
 from kmirror_dagster.broker.batches import next_sequence
 from kmirror_dagster.broker.fetch import FetchedPartition
 from kmirror_dagster.broker.transactions import TransactionalProducer
@@ -341,8 +342,10 @@ class CopierDriver:
             )
             return
         if fetched.error_code != codes.OFFSET_OUT_OF_RANGE:
-            name = codes.error_name(fetched.error_code)
-            copier.on_failure(ReplicationError(f"{copier.name}: the source refuses to be read: {name}"))
+            reason = f"the source refuses to be read: {codes.error_name(fetched.error_code)}"
+            if fetched.error_code == codes.TOPIC_AUTHORIZATION_FAILED:
+                reason = str(rights_error(Right("READ", "topic"), copier.key[0], self._source.settings))
+            copier.on_failure(ReplicationError(f"{copier.name}: {reason}"))
             return
         try:
             first = (await self._source.list_offsets([copier.key], EARLIEST))[copier.key].value()
