@@ -1,24 +1,34 @@
 """ACLs of clusters with an authorizer: kept equal, held back, granted at stop."""
 
-from collections.abc import Iterator
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from confluent_kafka import KafkaError
 
 from kmirror_dagster.broker.admin import ClusterAdmin
-from kmirror_dagster.broker.admin_types import Acl, NewTopic
+from kmirror_dagster.broker.admin_types import Acl, CommittedOffset, NewTopic, OffsetKind
 from kmirror_dagster.broker.clients import producer
+from kmirror_dagster.coordination.models import VerbRequest
+from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
 from kmirror_dagster.metadata.acl_release import release_acls
 from kmirror_dagster.metadata.acls import OTHER_TOPIC_OPERATIONS, TopicAcls, freeze_of
 from kmirror_dagster.metadata.outcome import Step
+from kmirror_dagster.metadata.preflight import PreflightReport, run_preflight
+from kmirror_dagster.metadata.rights import Scope, needs
 from kmirror_dagster.sandbox.cluster import SandboxCluster
 from kmirror_dagster.sandbox.properties import Protocol
 from kmirror_dagster.sandbox.security import ClusterSecurity, User
-from kmirror_dagster.settings import ClusterSettings, FilterSettings, PolicySettings
+from kmirror_dagster.settings import ClusterSettings, FilterSettings, PolicySettings, mirror_from_document
 from tests.conftest import Clusters, start_all
+from tests.helpers.nodes import NodeMirror, NodeProcess
 from tests.helpers.refreshing import RefreshedMirror, changes_of, errors_of, step_of
 from tests.helpers.waiting import unique_name, wait_until
 
@@ -138,6 +148,7 @@ def test_writers_are_kept_out_until_the_stop_and_let_in_then(guarded: Guarded) -
     let_in_by_mistake = may_write(guarded.destination.settings("alice"), topic)
     record = mirror.known[topic]
     held = TopicAcls(record.held_acls, record.read_only_acl)
+    problems = errors_of(mirror.refresh())
     outcome = release_acls(guarded.at_destination, {topic: held}, deadline_s=20)
     wait_until(lambda: freeze_of(topic) not in guarded.there(topic))
     stopped(mirror, topic)
@@ -149,6 +160,7 @@ def test_writers_are_kept_out_until_the_stop_and_let_in_then(guarded: Guarded) -
     assert given - while_mirrored == {acl("alice", "WRITE", topic), acl("bob", "ALL", topic)}
     assert split | {freeze_of(topic)} <= while_mirrored
     assert (let_in_early, mirror_may, let_in_by_mistake) == (False, True, False)
+    assert problems == {}
     assert outcome == {topic: None}
     assert given <= guarded.there(topic)
     assert not (split | {freeze_of(topic)}) & guarded.there(topic)
@@ -182,6 +194,52 @@ def test_changes_at_the_source_follow_and_others_acls_stay(guarded: Guarded) -> 
     assert [changes_of(outcome) for outcome in outcomes] == [0] * 20
     assert planned == ()
     assert own in guarded.there(topic)
+
+
+class CountingAdmin(ClusterAdmin):
+    """An admin client that counts its altering requests about ACLs."""
+
+    requests: ClassVar[Counter[str]] = Counter()
+
+    def create_acls(
+        self, acls: Sequence[Acl], *, timeout_s: float | None = None
+    ) -> Mapping[Acl, KmirrorError | None]:
+        """Create ACLs, counted."""
+        self.requests["create_acls"] += 1
+        return super().create_acls(acls, timeout_s=timeout_s)
+
+    def delete_acls(
+        self, acls: Sequence[Acl], *, timeout_s: float | None = None
+    ) -> Mapping[Acl, KmirrorError | None]:
+        """Delete ACLs, counted."""
+        self.requests["delete_acls"] += 1
+        return super().delete_acls(acls, timeout_s=timeout_s)
+
+    def is_exempt(self, *, timeout_s: float | None = None) -> bool:
+        """Try it, counted."""
+        self.requests["is_exempt"] += 1
+        return super().is_exempt(timeout_s=timeout_s)
+
+
+def test_a_thousand_acls_at_rest_cost_no_altering_request(guarded: Guarded) -> None:
+    """They are there after a few requests; twenty refreshes later nothing was created, deleted or tried again."""
+    topic = guarded.topic()
+    many = {acl(f"user-{index}", "READ", topic) for index in range(1_000)}
+    give(guarded.at_source, *many)
+    mirror = replace(guarded.mirror(topic), source_admin=CountingAdmin, destination_admin=CountingAdmin)
+    CountingAdmin.requests.clear()
+    wait_until(lambda: mirror.refresh() and guarded.there(topic) >= {freeze_of(topic), *many}, 60)
+    wait_until(lambda: changes_of(mirror.refresh()) == 0)
+    before = dict(CountingAdmin.requests)
+
+    began = time.monotonic()
+    outcomes = [mirror.refresh() for _ in range(20)]
+    seconds = (time.monotonic() - began) / 20
+    mirror.close()
+
+    assert dict(CountingAdmin.requests) == before == {"is_exempt": 1, "create_acls": 2}
+    assert [errors_of(outcome) for outcome in outcomes] == [{}] * 20
+    assert seconds < 2
 
 
 def test_a_mirror_that_is_no_super_user_says_who_may_write(guarded: Guarded) -> None:
@@ -243,3 +301,148 @@ def test_a_cluster_without_an_authorizer_is_one_note(guarded: Guarded, clusters:
 
     assert errors_of(outcome) == {}
     assert step_of(outcome, Step.ACLS).notes == ["the destination has no authorizer: ACLs are not mirrored"]
+
+
+def rights(scope: Scope, side: str, *, without: tuple[tuple[str, str], ...] = ()) -> list[Acl]:
+    """What docs/security.md says a mirror needs on one side, for the user `mirror`."""
+    return [
+        Acl(n.resource_type, n.resource_name, n.pattern_type, "User:mirror", "*", n.operation, "ALLOW")
+        for n in needs(scope)
+        if n.side == side and (n.resource_name, n.operation) not in without
+    ]
+
+
+@pytest.mark.case("C27")
+def test_one_group_that_may_not_be_read_does_not_keep_the_others_back(guarded: Guarded) -> None:
+    """Of fifty groups one is denied to the mirror: 49 are in step, it is reported; allowed again, it follows."""
+    topic = guarded.topic()
+    groups = [unique_name("guarded") for _ in range(50)]
+    denied = acl("mirror", "ALL", groups[7], kind="GROUP", deny=True)
+    everything = [
+        acl("mirror", "ALL", "*"),
+        acl("mirror", "ALL", "*", kind="GROUP"),
+        acl("mirror", "ALL", "kafka-cluster", kind="CLUSTER"),
+    ]
+    give(guarded.at_source, *everything, denied)
+    give(guarded.at_destination, *everything)
+    positions = {(topic, 0): CommittedOffset(0, "text")}
+    wait_until(
+        lambda: (
+            not guarded.at_source.alter_group_offsets(dict.fromkeys(groups, positions)).errors
+            and len(guarded.at_source.group_offsets(groups).values) == 50
+        ),
+        60,
+    )
+    mirror = guarded.mirror(topic, user="mirror")
+
+    def in_step() -> set[str]:
+        return {
+            group for group, offsets in guarded.at_destination.group_offsets(groups).values.items() if offsets
+        }
+
+    wait_until(lambda: mirror.refresh() and len(in_step()) == 49, 60)
+    outcome = mirror.refresh()
+    missing = set(groups) - in_step()
+    assert guarded.at_source.delete_acls([denied]) == {denied: None}
+    wait_until(lambda: mirror.refresh() and in_step() == set(groups), 60)
+    for admin in (guarded.at_source, guarded.at_destination):
+        admin.delete_acls(everything)
+    mirror.close()
+
+    assert missing == {groups[7]}
+    assert list(step_of(outcome, Step.GROUPS).errors) == [groups[7]]
+    assert "User:mirror lacks DESCRIBE on group" in step_of(outcome, Step.GROUPS).errors[groups[7]]
+
+
+@contextmanager
+def least_privileged(guarded: Guarded, home: Path, topics: list[str]) -> Iterator[NodeMirror]:
+    """A node and a mirror on behalf of the user `mirror`, whatever that may do."""
+    secrets = {"MIRROR_PASSWORD": MIRROR.password}
+    node = NodeProcess(home / "state", guarded.destination.bootstrap, environ=secrets)
+    document = json.loads(node.config.read_text())
+    document["destination"] = dict(guarded.destination.client_properties("mirror"))
+    node.config.write_text(json.dumps(document))
+    mirror = NodeMirror(node, guarded.source.bootstrap, guarded.destination.bootstrap, include=topics)
+    for side, cluster in (("source", guarded.source), ("destination", guarded.destination)):
+        hidden = {"sasl.password": "${MIRROR_PASSWORD}"}
+        mirror.document[side] = {**cluster.client_properties("mirror"), **hidden}
+    try:
+        node.start()
+        mirror.create()
+        yield mirror
+    finally:
+        mirror.delete()
+        node.stop()
+
+
+def ends(guarded: Guarded, topics: list[str]) -> dict[str, int]:
+    """Log ends at the destination, of topics that are there."""
+    found = guarded.at_destination.list_offsets([(topic, 0) for topic in topics], OffsetKind.LATEST)
+    return {topic: listed.offset for (topic, _), listed in found.values.items()}
+
+
+@pytest.mark.case("C30")
+@pytest.mark.case("C28")
+def test_a_mirror_with_just_the_rights_it_needs(guarded: Guarded, tmp_path: Path) -> None:
+    """Three topics flow, two name the right they lack, the preflight prints it; granted, they flow without a restart.
+
+    A writer is let in by the stop, and not before.
+    """
+    topics = [guarded.topic() for _ in range(5)]
+    fine, unread, unconfigured, existing, _ = topics
+    for topic in topics:
+        assert may_write(guarded.source.settings("root"), topic)
+    assert guarded.at_destination.create_topics([NewTopic(existing, 1, 1)]) == {existing: None}
+    scope = Scope(frozenset(topics))
+    lacking = ((unread, "READ"), (unconfigured, "DESCRIBE_CONFIGS"))
+    visible = [acl("mirror", "DESCRIBE", topic) for topic in (unread, unconfigured)]
+    writer = [acl("alice", operation, fine) for operation in ("WRITE", "DESCRIBE")]
+    everything = rights(scope, "source")
+    give(guarded.at_source, *rights(scope, "source", without=lacking), *visible, *writer)
+    give(guarded.at_destination, *rights(scope, "destination", without=((existing, "CREATE"),)))
+    with least_privileged(guarded, tmp_path, topics) as mirror:
+        flowing = [topic for topic in topics if topic not in (unread, unconfigured)]
+        mirror.await_states(MirrorState.MIRRORING, *flowing)
+        wait_until(lambda: ends(guarded, flowing) == dict.fromkeys(flowing, 1), 60)
+        told: dict[str, str] = {}
+
+        def both_are_told() -> bool:  # between two retries a partition has no error for a moment
+            told.update({name.split("/")[0]: text for name, text in mirror.errors().items()})
+            return told.keys() == {unread, unconfigured}
+
+        wait_until(both_are_told, 60)
+        report = preflight(guarded, mirror)
+        wait_until(lambda: acl("alice", "DESCRIBE", fine) in guarded.there(fine), 60)
+        let_in_early = may_write(guarded.destination.settings("alice"), fine)
+
+        give(guarded.at_source, *everything)
+        mirror.node.client.verb(mirror.name, "recover", VerbRequest())
+        mirror.await_states(MirrorState.MIRRORING, *topics, deadline_s=90)
+        wait_until(lambda: ends(guarded, topics) == dict.fromkeys(topics, 1), 60)
+        complete = preflight(guarded, mirror)
+        planned = mirror.node.client.plan(mirror.name)
+        mirror.node.client.verb(mirror.name, "stop", VerbRequest())
+        mirror.await_states(MirrorState.STOPPED, *topics)
+        wait_until(lambda: may_write(guarded.destination.settings("alice"), fine))
+
+    for topic, operation in lacking:
+        assert f"User:mirror lacks {operation} on topic {topic}" in told[topic]
+    assert {(right.resource_name, right.operation) for right in report.missing} == set(lacking)
+    assert len(report.commands) == 2
+    for line in report.commands:
+        assert line.startswith(f"kafka-acls --bootstrap-server {guarded.source.bootstrap} --add")
+        assert "--allow-principal User:mirror --operation" in line
+    assert not let_in_early
+    assert (complete.missing, complete.read_only) == ([], "held-back")
+    assert planned.changes == []
+
+
+def preflight(guarded: Guarded, mirror: NodeMirror) -> PreflightReport:
+    """`kmirror check` of a mirror."""
+    settings = mirror_from_document(mirror.document, {"MIRROR_PASSWORD": MIRROR.password})
+    source, destination = ClusterAdmin(settings.source), ClusterAdmin(settings.destination)
+    try:
+        return run_preflight(settings, source, destination)
+    finally:
+        source.close()
+        destination.close()
