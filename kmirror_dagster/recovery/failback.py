@@ -162,8 +162,7 @@ class Failback(StepRunner):
                 case FailbackStep.REMOVE:
                     return self._remove(admin, record, state)
                 case FailbackStep.REVERSE:
-                    unfence(admin, state.plan.names(TopicAction.RECREATE))
-                    self._create_reverse(state)
+                    self._create_reverse(admin, state)
                     return self._next(record, state, FailbackStep.FOLLOW)
                 case _:
                     self._follow(state.plan)
@@ -247,11 +246,14 @@ class Failback(StepRunner):
 
     # reverse
 
-    def _create_reverse(self, state: FailbackState) -> None:
+    def _create_reverse(self, admin: ClusterAdmin, state: FailbackState) -> None:
         name = state.plan.reverse
         self._tell(f"creating mirror {name}", 0, None)
         existing = self._reverse.document(name)
-        if existing is not None and dict(existing) != state.document:
+        if existing is not None and dict(existing) == state.document:
+            return  # what denies to write to the topics now is the mirror back
+        unfence(admin, state.plan.names(TopicAction.RECREATE))
+        if existing is not None:
             if not self._reverse.is_idle(name):
                 raise UsageError(
                     f"mirror {name!r} of the node at the old source has other settings and is not stopped: "

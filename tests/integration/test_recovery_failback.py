@@ -1,17 +1,30 @@
 """Failback on real clusters: A->B, failover, writes on both sides, B->A."""
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.testing import Result
 
 from kmirror_dagster.lifecycle import MirrorState
+from kmirror_dagster.recovery.failback_look import reverse_name
 from kmirror_dagster.recovery.quarantine import read_tail
 from tests.conftest import Clusters
 from tests.helpers.command_line import kmirror
-from tests.helpers.kafka import Record, commit_offsets, committed_offsets, consume, create_topic, produce
+from tests.helpers.kafka import (
+    Record,
+    commit_offsets,
+    committed_offsets,
+    consume,
+    create_topic,
+    produce,
+    producer,
+    write,
+)
 from tests.helpers.nodes import NodeMirror, NodeProcess, mirrored, ranges
 from tests.helpers.waiting import wait_until
 
@@ -44,7 +57,7 @@ class Pair:
     def back(self) -> NodeMirror:
         """The mirror from B to A."""
         forward = self.forward
-        name = f"{forward.name}-back"
+        name = reverse_name(forward.name)
         return NodeMirror(self.back_node, forward.destination, forward.source, name=name)
 
     def failback(self, *more: str) -> dict[str, object]:
@@ -69,6 +82,11 @@ class Pair:
         """Stop the mirror; B takes over."""
         self.forward.node.client.verb(self.forward.name, "stop")
         self.forward.await_states(MirrorState.STOPPED, *topics)
+
+    @property
+    def turned(self) -> "Pair":
+        """The same the other way round: the mirror from B to A is the one that fails over."""
+        return Pair(self.back, self.forward.node, self.quarantine)
 
 
 @pytest.fixture
@@ -131,3 +149,123 @@ def test_failback_after_writes_on_both_sides(pair: Pair) -> None:
     produce(forward.destination, clean, numbered(5, 150, "b"))
     back.await_copied(clean)
     assert ranges(forward.source, clean) == {0: (0, 155)}
+
+
+@pytest.mark.case("C31")
+@pytest.mark.timeout(300)
+def test_there_and_back_again(pair: Pair) -> None:
+    """Two failovers and failbacks in a row, writes on both sides each time: equal in the end, all tails saved."""
+    topic = pair.forward.topic()
+    create_topic(pair.forward.source, topic)
+    produce(pair.forward.source, topic, numbered(10, 0, "first"))
+    pair.forward.await_states(MirrorState.MIRRORING, topic)
+    pair.forward.await_copied(topic)
+    end = 10
+    for turn, way in enumerate((pair, pair.turned)):
+        way.fail_over(topic)
+        produce(way.forward.source, topic, numbered(3, end, f"tail{turn}"))
+        produce(way.forward.destination, topic, numbered(7, end, f"kept{turn}"))
+        done = way.failback("--yes")
+        saved = done["saved"]
+        assert isinstance(saved, list)
+        values = [record["value"] for tail in saved for record in read_tail(Path(tail["file"]))]
+        assert values == [b"tail%d-%04d" % (turn, n) for n in range(end, end + 3)], done["plan"]
+        end += 7
+        way.back.await_copied(topic)
+        way.back.compare(topic)
+    assert ranges(pair.forward.source, topic) == ranges(pair.forward.destination, topic) == {0: (0, 24)}
+    assert [each.state for each in pair.forward.partitions(topic)] == [MirrorState.MIRRORING]
+
+
+@pytest.mark.case("C21")
+def test_mirroring_back_what_is_mirrored_here_is_refused(pair: Pair) -> None:
+    """A->B mirrors a topic: B->A of it is refused as a loop and changes nothing; after promotion it is no loop."""
+    forward = pair.forward
+    topic = forward.topic()
+    create_topic(forward.source, topic)
+    produce(forward.source, topic, numbered(10, 0, "a"))
+    forward.await_states(MirrorState.MIRRORING, topic)
+    forward.await_copied(topic)
+    back = pair.back
+    back.document["filters"]["topics.include"] = [topic.replace(".", r"\.")]
+    back.create()
+
+    def told() -> str:
+        back.node.client.refresh(back.name)
+        return back.errors().get(topic, "")
+
+    wait_until(lambda: "would be a loop" in told(), 30, what="refused as a loop")
+    assert forward.name in told()
+    assert ranges(forward.source, topic) == {0: (0, 10)}
+    pair.fail_over(topic)
+    wait_until(lambda: "has been written to" in told(), 30, what="no loop any more")
+
+
+def switchover(pair: Pair, *more: str) -> Result:
+    """Run the command against both nodes."""
+    return kmirror(
+        "--state-dir",
+        str(pair.forward.node.state_dir),
+        "switchover",
+        pair.forward.name,
+        "--to-state-dir",
+        str(pair.back_node.state_dir),
+        "--quiet",
+        "0.5",
+        "--yes",
+        "--json",
+        *more,
+    )
+
+
+def test_switchover_and_back_copies_nothing_anew(pair: Pair) -> None:
+    """Drain, verify, stop, mirror back: nothing in quarantine, nothing copied anew; the same way back again."""
+    forward = pair.forward
+    topic = forward.topic()
+    create_topic(forward.source, topic)
+    produce(forward.source, topic, numbered(100, 0, "a"))
+    forward.await_states(MirrorState.MIRRORING, topic)
+    group = f"{forward.name}.readers"
+    commit_offsets(forward.source, group, [(topic, 0, 40)])
+    result = switchover(pair)
+    assert result.exit_code == 0, result.output
+    done = json.loads(result.stdout)
+    assert done["finished"]
+    assert done["saved"] == []
+    assert [(t["action"], t["copy_offsets"]) for t in done["plan"]["topics"]] == [("continue", 0)]
+    assert committed_offsets(forward.destination, group) == {(topic, 0): 40}
+    produce(forward.destination, topic, numbered(10, 100, "b"))
+    pair.back.await_copied(topic)
+    pair.back.compare(topic)
+
+
+def test_switchover_with_a_writer_is_not_done(pair: Pair) -> None:
+    """Where writers cannot be fenced and do not end, it says so; given up, the mirror is as it was."""
+    forward = pair.forward
+    topic = forward.topic()
+    create_topic(forward.source, topic)
+    produce(forward.source, topic, numbered(10, 0, "a"))
+    forward.await_states(MirrorState.MIRRORING, topic)
+    ended = threading.Event()
+
+    def go_on() -> None:
+        client = producer(forward.source)
+        number = 10
+        while not ended.wait(0.05):
+            write(client, topic, numbered(1, number, "a"))
+            assert client.flush(30) == 0
+            number += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(go_on)
+        try:
+            result = switchover(pair, "--drain", "6", "--quiet", "3")
+            assert result.exit_code == 1, result.output
+            assert "the source is still written to (the cluster has no authorizer)" in result.stderr
+        finally:
+            ended.set()
+            writer.result(30)
+    given_up = switchover(pair, "--abort")
+    assert given_up.exit_code == 0, given_up.output
+    forward.await_copied(topic)
+    assert [each.state for each in forward.partitions(topic)] == [MirrorState.MIRRORING]
