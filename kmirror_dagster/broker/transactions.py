@@ -78,7 +78,8 @@ class TransactionalProducer:
     async def start(self, *, deadline_s: float = 30.0, timeout_ms: int = _LONGEST_TIMEOUT_MS) -> None:
         """InitProducerId: bump the epoch, so that the former user is refused from now on.
 
-        A transaction it left open is aborted, and its markers are written before this returns.
+        A transaction it left open is aborted, and its markers are written before this returns. With an identity
+        already, only that one is bumped (KIP-360): FencedError when somebody else bumped it before.
         """
 
         async def attempt(timeout: int) -> Any:
@@ -86,8 +87,8 @@ class TransactionalProducer:
                 lambda: InitProducerIdRequest(
                     transactional_id=self.transactional_id,
                     transaction_timeout_ms=timeout,
-                    producer_id=-1,
-                    producer_epoch=-1,
+                    producer_id=self.producer_id,
+                    producer_epoch=self.producer_epoch,
                 ),
                 deadline_s,
                 highest=4,
@@ -99,22 +100,21 @@ class TransactionalProducer:
         self._check(answer.error_code, "starting")
         self.producer_id, self.producer_epoch = answer.producer_id, answer.producer_epoch
 
-    async def left_open(self, partition: TopicPartition, *, deadline_s: float = 30.0) -> bool:
-        """Take the identity of a transaction that the former user left open with a partition in it.
+    async def adopt(self, partition: TopicPartition, *, deadline_s: float = 30.0) -> bool | None:
+        """Take the identity as the former user left it.
 
-        Starting instead would abort that transaction, whose marker would take an offset of the partition. Needs
-        DESCRIBE on the transactional id (DescribeTransactions, KIP-664).
+        Starting instead would abort a transaction that is open, whose marker would take an offset of the
+        partition. Needs DESCRIBE on the transactional id (DescribeTransactions, KIP-664).
 
         Returns:
-            Whether there is one.
+            Whether a transaction with the partition is open; None when there was no former user.
         """
         state = await self.describe(deadline_s=deadline_s)
-        if state is None or state.transaction_state != _ONGOING:
-            return False
-        if partition not in {(entry.topic, index) for entry in state.topics for index in entry.partitions}:
-            return False
+        if state is None:
+            return None
         self.inherit(state.producer_id, state.producer_epoch)
-        return True
+        held = {(entry.topic, index) for entry in state.topics for index in entry.partitions}
+        return state.transaction_state == _ONGOING and partition in held
 
     async def describe(self, *, deadline_s: float = 30.0) -> Any:
         """What the coordinator knows of the id (DescribeTransactions); None when nothing."""

@@ -79,12 +79,21 @@ class DestinationEnd:
 
     Attributes:
         own: what it knows of the producer asked for, None when nothing.
+        producers: all producers it knows.
     """
 
     offset: int
     next_sequence: int
     open_transaction: ProducerState | None
     own: ProducerState | None = None
+    producers: tuple[ProducerState, ...] = ()
+
+    def sequence_of(self, producer_id: int, producer_epoch: int) -> int | None:
+        """Sequence number that comes next of an identity; None when it is not known."""
+        for state in self.producers:
+            if (state.producer_id, state.producer_epoch) == (producer_id, producer_epoch):
+                return 0 if state.last_sequence < 0 else next_sequence(state.last_sequence, 1)
+        return None
 
 
 async def destination_end(cluster: WireCluster, tp: TopicPartition, producer_id: int) -> DestinationEnd:
@@ -104,7 +113,7 @@ async def destination_end(cluster: WireCluster, tp: TopicPartition, producer_id:
         own = next((state for state in known if state.producer_id == producer_id), None)
         opened = next((state for state in known if state.open_transaction_start >= 0), None)
         sequence = 0 if own is None or own.last_sequence < 0 else next_sequence(own.last_sequence, 1)
-        return DestinationEnd(after, sequence, opened, own)
+        return DestinationEnd(after, sequence, opened, own, tuple(known))
 
     return await retrying(attempt, deadline_s=_DEADLINE_S)
 

@@ -184,32 +184,36 @@ class CopierDriver:
 
     async def _open_transaction(self, copier: Copier, start: int) -> None:
         """Open the own transaction that records from offset `start` on are aborted in."""
+        opened: bool | None = False
         if copier.transaction is None:
-            copier.transaction = TransactionalProducer(self._destination, self.transactional_id(*copier.key))
-        # each run of this owner begins with a bumped epoch unless its own producer is still the newest one
-        if not copier.transaction.ready or copier.aborting is None:
-            if await copier.transaction.left_open(copier.key):
-                await self._inherit_empty(copier, copier.transaction)
-                return
+            transaction = TransactionalProducer(self._destination, self.transactional_id(*copier.key))
+            opened = await transaction.adopt(copier.key)
+            if opened is None:
+                await transaction.start()
+                await self._refuse_forced_marker(copier, start)
+            copier.transaction = transaction
+            copier.aborting = await self._sequence_of(copier, transaction)
+            # what the former owner still has on its way is refused from the next run on
+            copier.inherited = opened is not None
+        elif copier.aborting is None:
             await copier.transaction.start()
             copier.aborting = Sequence(copier.transaction.producer_id, copier.transaction.producer_epoch)
-            reached = (await self._destination.list_offsets([copier.key], LATEST))[copier.key].value()
-            if reached != start:
-                copier.sent = start + 1
-                # a former owner opened one in the same moment, and its forced marker is in the log now
-                raise KmirrorError(f"{copier.name}: the destination ends at {reached} instead of {start}")
-        await copier.transaction.add_partitions([copier.key])
+        if not opened:
+            await copier.transaction.add_partitions([copier.key])
         copier.transaction_open = True
 
-    async def _inherit_empty(self, copier: Copier, transaction: TransactionalProducer) -> None:
-        """Go on with a transaction the former owner opened and wrote nothing in."""
-        known = await self._destination.producers(*copier.key)
+    async def _refuse_forced_marker(self, copier: Copier, start: int) -> None:
+        reached = (await self._destination.list_offsets([copier.key], LATEST))[copier.key].value()
+        if reached != start:
+            # a former owner opened one in the same moment, and its forced marker is in the log now
+            copier.sent = start + 1
+            raise KmirrorError(f"{copier.name}: the destination ends at {reached} instead of {start}")
+
+    async def _sequence_of(self, copier: Copier, transaction: TransactionalProducer) -> Sequence:
+        """Where an identity goes on that may have ended transactions in the partition before."""
+        end = await destination_end(self._destination, copier.key, copier.plain.producer_id)
         identity = (transaction.producer_id, transaction.producer_epoch)
-        # the same identity may have ended transactions here before
-        last = [p.last_sequence for p in known if (p.producer_id, p.producer_epoch) == identity]
-        copier.aborting = Sequence(*identity, next_sequence(last[0], 1) if last and last[0] >= 0 else 0)
-        copier.transaction_open = True
-        copier.inherited = True
+        return Sequence(*identity, end.sequence_of(*identity) or 0)
 
     def inherit(self, copier: Copier, state: ProducerState) -> None:
         """Go on with a transaction the former owner left open, under its identity."""
@@ -316,8 +320,8 @@ class CopierDriver:
             )
         log.info("%s: goes on at %d after: %s", copier.name, end.offset, reason)
         copier.plain.next = end.next_sequence
-        copier.aborting = None
-        copier.transaction_open = False
+        copier.transaction = copier.aborting = None
+        copier.transaction_open = copier.inherited = False
         if end.open_transaction is not None:
             self.inherit(copier, end.open_transaction)
         copier.last_epoch = -1
@@ -372,16 +376,18 @@ class CopierDriver:
 
 
 def _doubt_of(copier: Copier, end: DestinationEnd, control: bool) -> Doubt:
-    own, opened = end.own, end.open_transaction
+    own, sent = end.own, copier.sent
     sent_sequence = copier.plain.next
     end_sequence = None if own is None else end.next_sequence
     if not control and copier.aborted_in_flight and copier.aborting is not None:
-        sent_sequence = copier.aborting.next
-        mine = opened is not None and opened.producer_id == copier.aborting.producer_id
-        end_sequence = next_sequence(opened.last_sequence, 1) if opened is not None and mine else None
+        identity = (copier.aborting.producer_id, copier.aborting.producer_epoch)
+        sent_sequence, end_sequence = copier.aborting.next, end.sequence_of(*identity)
+        if end.open_transaction is None:
+            # ended by its timeout or by another owner: its marker took an offset, of a record when it was early
+            sent, end_sequence = sent + 1, None
     return Doubt(
         acked=copier.acked,
-        sent=copier.sent,
+        sent=sent,
         end=end.offset,
         control=control,
         sent_sequence=sent_sequence,
