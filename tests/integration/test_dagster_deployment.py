@@ -67,6 +67,14 @@ class Deployment:
         """Client of the node."""
         return NodeClient.discover(self.state_dir)
 
+    def is_ready(self) -> bool:
+        """Whether the node that runs now is ready; one that took too long is replaced by its keeper."""
+        running = node_endpoint(self.state_dir)
+        if running is None:
+            return False
+        with running.client(timeout_s=5) as client:
+            return client.ready()
+
     def kmirror(self, *arguments: str) -> int:
         """Run a command for the deployment's state directory; its exit code."""
         command = [sys.executable, "-m", "kmirror_dagster.cli.main", *arguments]
@@ -140,9 +148,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         )
         dagster.start()
         made = Deployment(source, destination, dagster, mirror, document, state_dir)
-        wait_until(lambda: node_endpoint(state_dir) is not None, 60, what="node started by its keeper")
+        wait_until(made.is_ready, 120, what="node started by its keeper", poll_s=0.2)
         with made.client() as client:
-            wait_until(client.ready, 60, what="node ready")
             client.create(CreateMirror(document=settings))
         yield made
     finally:
