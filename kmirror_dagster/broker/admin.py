@@ -7,7 +7,7 @@ call is raised: ClusterUnreachableError, AuthenticationError, DeadlineError.
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from kmirror_dagster.broker import admin_acls, admin_rights, group_wire
+from kmirror_dagster.broker import admin_acls, admin_rights, admin_users, group_wire
 from kmirror_dagster.broker.admin_calls import DEFAULT_TIMEOUT_S
 from kmirror_dagster.broker.admin_groups import GroupCalls
 from kmirror_dagster.broker.admin_offsets import OffsetCalls
@@ -121,6 +121,14 @@ class ClusterAdmin(TopicCalls, OffsetCalls, GroupCalls):
     def api_versions(self, *, timeout_s: float | None = None) -> Mapping[int, int]:
         """Highest version of each API, by its key, that a broker serves."""
         return self._over_wire(admin_rights.highest_versions, timeout_s, "asking for versions")
+
+    def scram_users(self, *, timeout_s: float | None = None) -> frozenset[str]:
+        """Users with SCRAM credentials; AuthorizationError without DESCRIBE on the cluster."""
+        return self._over_wire(admin_users.scram_users, timeout_s, "listing SCRAM users")
+
+    def client_quotas(self, *, timeout_s: float | None = None) -> Mapping[str, Mapping[str, float]]:
+        """Client quotas by whom they are for; AuthorizationError without DESCRIBE_CONFIGS on the cluster."""
+        return self._over_wire(admin_users.client_quotas, timeout_s, "listing client quotas")
 
     def is_exempt(self, *, timeout_s: float | None = None) -> bool:
         """Whether no DENY hits this client's principal; tried out on a group that nobody uses.

@@ -132,6 +132,7 @@ def run_preflight(
     }
     missing = _missing(look, scope, known)
     read_only = _read_only(look, scope, known[DESTINATION])
+    _by_hand(look)
     commands = [
         line
         for side, admin in ((SOURCE, source), (DESTINATION, destination))
@@ -229,6 +230,8 @@ def _scope(look: _Look, node_group: str) -> Scope:
 def _known(look: _Look, admin: ClusterAdmin, scope: Scope, topics: Iterable[str]) -> Known:
     principal = principal_of(admin.settings)
     rights = admin.rights(topics, timeout_s=look.timeout())
+    if rights.missing and admin is look.source:
+        look.say("warning", "topics", f"not at the source (yet): {', '.join(sorted(rights.missing))}")
     acls, is_open = None, False
     try:
         acls = admin.acls(timeout_s=look.timeout())
@@ -286,3 +289,24 @@ def _read_only(look: _Look, scope: Scope, known: Known) -> str:
     for writer in writers(there, scope.topics, principal=known.principal):
         look.say("warning", "read-only", writer_text(writer))
     return "held-back"
+
+
+def _by_hand(look: _Look) -> None:
+    """Name what is not mirrored and has to be made at the destination once, as far as it may be looked at."""
+    try:
+        users = look.source.scram_users(timeout_s=look.timeout())
+        users -= look.destination.scram_users(timeout_s=look.timeout())
+        if users:
+            names = ", ".join(sorted(users))
+            look.say("warning", "users", f"SCRAM users to be made at the destination: {names}")
+    except KmirrorError as error:
+        look.say("unknown", "users", f"SCRAM users, which are not mirrored: {error}")
+    try:
+        quotas = look.source.client_quotas(timeout_s=look.timeout())
+        there = look.destination.client_quotas(timeout_s=look.timeout())
+        differing = sorted(whom for whom, values in quotas.items() if there.get(whom) != values)
+        if differing:
+            text = f"client quotas are not mirrored and differ for {'; '.join(differing)}"
+            look.say("warning", "quotas", text)
+    except KmirrorError as error:
+        look.say("unknown", "quotas", f"client quotas, which are not mirrored: {error}")
