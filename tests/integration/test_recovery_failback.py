@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from typer.testing import Result
 
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.recovery.failback_look import reverse_name
 from kmirror_dagster.recovery.quarantine import read_tail
+from kmirror_dagster.verification.history import read_history
+from kmirror_dagster.verification.history_checker import check_history
+from kmirror_dagster.verification.history_recorder import HistoryWriter, RecordedConsumer, RecordedProducer
 from tests.conftest import Clusters
 from tests.helpers.command_line import kmirror
 from tests.helpers.kafka import (
@@ -269,3 +273,54 @@ def test_switchover_with_a_writer_is_not_done(pair: Pair) -> None:
     assert given_up.exit_code == 0, given_up.output
     forward.await_copied(topic)
     assert [each.state for each in forward.partitions(topic)] == [MirrorState.MIRRORING]
+
+
+def read_to(consumer: RecordedConsumer, end: int) -> None:
+    """Poll one partition until the record before `end` was read."""
+
+    def reached() -> bool:
+        return any(message.offset() >= end - 1 for message in consumer.poll(0.5))
+
+    wait_until(reached, 60, what=f"read to {end}")
+
+
+def test_switchover_between_running_clients_has_no_anomaly(pair: Pair, tmp_path: Path) -> None:
+    """Producers move from A to B with the switchover, consumers read at both: nothing lost, doubled or reordered."""
+    forward = pair.forward
+    topic = forward.topic()
+    create_topic(forward.source, topic)
+    file = tmp_path / "history.jsonl"
+    with HistoryWriter(file) as history:
+        sides = {"A": forward.source, "B": forward.destination}
+        writers = {
+            name: RecordedProducer(producer(where), history, cluster=name, process="p")
+            for name, where in sides.items()
+        }
+        for number in range(1_000):
+            writers["A"].send(topic, f"a-{number}", partition=0)
+        assert writers["A"].flush(30) == 0
+        forward.await_states(MirrorState.MIRRORING, topic)
+        readers: list[RecordedConsumer] = []
+        try:
+            for name, where in sides.items():
+                config = {"bootstrap.servers": where, "group.id": f"{forward.name}.{name}"}
+                client = Consumer({**config, "enable.auto.commit": False})
+                readers.append(RecordedConsumer(client, history, cluster=name, process=f"c{name}"))
+                readers[-1].assign([TopicPartition(topic, 0, 0)])
+                read_to(readers[-1], 1_000)
+            for number in range(1_000, 1_500):
+                writers["A"].send(topic, f"a-{number}", partition=0)
+            assert writers["A"].flush(30) == 0
+            result = switchover(pair)
+            assert result.exit_code == 0, result.output
+            for number in range(1_500, 2_000):
+                writers["B"].send(topic, f"b-{number}", partition=0)
+            assert writers["B"].flush(30) == 0
+            for reader in readers:
+                read_to(reader, 2_000)
+        finally:
+            for reader in readers:
+                reader.close()
+    report = check_history(read_history(file), complete=["A", "B"])
+    assert report.ok, report.anomalies[:5]
+    assert (report.acknowledged, report.polled, report.unmirrored) == (2_000, 4_000, 0)
