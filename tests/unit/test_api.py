@@ -50,6 +50,7 @@ ROUTES = [
     ("GET", "/v1/mirrors/m/probes"),
     ("POST", "/v1/mirrors/m/stop"),
     ("POST", "/v1/mirrors/m/advance"),
+    ("GET", "/v1/mirrors/m/plan"),
     ("POST", "/v1/mirrors/m/refresh"),
     ("GET", "/v1/changes"),
     ("POST", "/v1/states/read"),
@@ -186,7 +187,7 @@ def test_malformed_query_is_one_line(query: str) -> None:
     with_api(test, t=1)
 
 
-@pytest.mark.parametrize("path", ["", "/document", "/partitions", "/probes"])
+@pytest.mark.parametrize("path", ["", "/document", "/partitions", "/plan", "/probes"])
 def test_unknown_mirror_is_named(path: str) -> None:
     """A mirror that does not exist is 404 and names those that do."""
 
