@@ -42,6 +42,11 @@ _BUFFER_STEP = 1024 * 1024
 _MAX_FRAME_BYTES = 512 * 1024 * 1024
 _SOCKET_BUFFER_BYTES = 4 * 1024 * 1024
 _IOV_LIMIT = 512
+# A request that a broken network held up must not arrive when another node has taken its partition over, which takes
+# longer than this (RFC 5482; only Linux has the option). Control records are fenced by nothing else.
+_LONGEST_UNDERWAY_MS = 4_000
+_TCP_USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
+_DISCARD = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,8 @@ class Connection:
             try:
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if _TCP_USER_TIMEOUT is not None:
+                    sock.setsockopt(socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, _LONGEST_UNDERWAY_MS)
                 await self._loop.sock_connect(sock, address)
             except OSError as error:
                 sock.close()
@@ -435,6 +442,9 @@ class Connection:
             if fd >= 0:
                 self._loop.remove_reader(fd)
                 self._loop.remove_writer(fd)
+                if self._waiting:
+                    # what the kernel has not sent yet must not arrive later than this: nobody waits for it
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
             sock.close()
         self._out.clear()
         waiting, self._waiting = self._waiting, deque()
