@@ -7,13 +7,20 @@ call is raised: ClusterUnreachableError, AuthenticationError, DeadlineError.
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from kmirror_dagster.broker import admin_acls, admin_rights, admin_users, group_wire
+from kmirror_dagster.broker import admin_acls, admin_rights, admin_users, cluster_wire, group_wire
 from kmirror_dagster.broker.admin_calls import DEFAULT_TIMEOUT_S
 from kmirror_dagster.broker.admin_groups import GroupCalls
 from kmirror_dagster.broker.admin_offsets import OffsetCalls
 from kmirror_dagster.broker.admin_rights import Rights
 from kmirror_dagster.broker.admin_topics import TopicCalls
-from kmirror_dagster.broker.admin_types import Acl, Answers, CommittedOffset, GroupListings, Partition
+from kmirror_dagster.broker.admin_types import (
+    Acl,
+    Answers,
+    ClusterDescription,
+    CommittedOffset,
+    GroupListings,
+    Partition,
+)
 from kmirror_dagster.broker.wire import WireCluster
 from kmirror_dagster.broker.wire_thread import WireThread
 from kmirror_dagster.errors import KmirrorError
@@ -38,6 +45,18 @@ class ClusterAdmin(TopicCalls, OffsetCalls, GroupCalls):
         """End: calls that wait in other threads give up. Harmless when closed."""
         super().close()
         self._wire.close()
+
+    def describe_cluster(self, *, timeout_s: float | None = None) -> ClusterDescription:
+        """Cluster id and live brokers, asked anew each time."""
+        return self._over_wire(cluster_wire.describe, timeout_s, "describing the cluster")
+
+    def cluster_id(self, *, timeout_s: float | None = None) -> str | None:
+        """Cluster id as the brokers say it now."""
+        return self.describe_cluster(timeout_s=timeout_s).cluster_id
+
+    def broker_count(self, *, timeout_s: float | None = None) -> int:
+        """Number of live brokers."""
+        return len(self.describe_cluster(timeout_s=timeout_s).brokers)
 
     def groups(self, *, timeout_s: float | None = None) -> GroupListings:
         """List groups of all types with their states; brokers that did not answer are in `errors`."""

@@ -1,4 +1,4 @@
-"""Admin calls about a cluster, its topics and their configurations."""
+"""Admin calls about topics and their configurations."""
 
 import concurrent.futures
 import functools
@@ -15,7 +15,6 @@ from kmirror_dagster.broker.admin_calls import AdminCalls
 from kmirror_dagster.broker.admin_errors import Right
 from kmirror_dagster.broker.admin_types import (
     Answers,
-    ClusterDescription,
     ConfigChange,
     Configs,
     ConfigValue,
@@ -34,26 +33,7 @@ _OVERRIDE = ConfigSource.DYNAMIC_TOPIC_CONFIG
 
 
 class TopicCalls(AdminCalls):
-    """Cluster, topics and topic configurations."""
-
-    def describe_cluster(self, *, timeout_s: float | None = None) -> ClusterDescription:
-        """Cluster id and live brokers, asked anew each time (librdkafka's own cluster id is cached)."""
-        wait = self.timeout(timeout_s)
-        future = self.client.describe_cluster(request_timeout=wait)
-        answer = self.result(
-            future, doing="describing the cluster", right=Right("DESCRIBE", "cluster"), timeout_s=wait
-        )
-        controller = answer.controller.id if answer.controller is not None else None
-        brokers = {node.id: f"{node.host}:{node.port}" for node in answer.nodes}
-        return ClusterDescription(answer.cluster_id or None, brokers, controller)
-
-    def cluster_id(self, *, timeout_s: float | None = None) -> str | None:
-        """Cluster id as the brokers say it now."""
-        return self.describe_cluster(timeout_s=timeout_s).cluster_id
-
-    def broker_count(self, *, timeout_s: float | None = None) -> int:
-        """Number of live brokers."""
-        return len(self.describe_cluster(timeout_s=timeout_s).brokers)
+    """Topics and topic configurations."""
 
     def topic_names(self, *, timeout_s: float | None = None) -> frozenset[str]:
         """Names of all topics the principal may describe, internal ones included.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from kmirror_dagster.broker.client_errors import (
@@ -44,6 +44,9 @@ ConfigValue: TypeAlias = str | int | bool | float | Callable[..., Any] | logging
 C = TypeVar("C")
 
 _POLL_S = 0.1
+# Refused credentials are heard of between two looks; a cluster with very many topics needs more than the first.
+_FIRST_LOOK_S = 0.5
+_LONGEST_LOOK_S = 8.0
 
 _librdkafka_log = logging.getLogger("kmirror_dagster.broker.librdkafka")
 _librdkafka_log.addFilter(RepeatFilter())
@@ -182,33 +185,26 @@ def check_reachable(settings: ClusterSettings, deadline_s: float, *, role: str =
     """
     deadline = time.monotonic() + deadline_s
     client = admin(settings)
-    # the answer is not awaited beyond our deadline; librdkafka takes no timeout of less than a second
-    future = client.describe_cluster(request_timeout=max(1.0, deadline_s))
-    while not future.done():
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            break
-        client.poll(min(_POLL_S, remaining))
+    look_s, reason = _FIRST_LOOK_S, ""
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            # not DescribeCluster: librdkafka ends the process when a broker answers it with an error (2.16)
+            cluster_id = client.list_topics(timeout=max(min(look_s, left), _POLL_S)).cluster_id
+        except KafkaException as error:
+            # that nobody answered is said anyway; why, the client has heard apart from the call
+            silent = error.args[0].code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT)  # noqa: SLF001
+            reason = "" if silent else short_reason(error.args[0].str())
+        else:
+            if cluster_id:
+                return str(cluster_id)
+            raise KmirrorError(
+                f"the cluster at {settings.address} does not tell its cluster id: it runs a Kafka before 0.10.1"
+            )
+        client.poll(min(_POLL_S, max(left, 0.0)))
         refusal = client.errors.refusal()
         if refusal is not None:
             raise refusal
-    client.poll(0)
-    refusal = client.errors.refusal()
-    if refusal is not None and not _answered(future):
-        raise refusal
-    if not future.done():
-        raise unreachable(settings, client.errors.reason(), role=role, deadline_s=deadline_s)
-    try:
-        cluster_id = future.result().cluster_id
-    except KafkaException as error:
-        reason = client.errors.reason() or short_reason(error.args[0].str())
-        raise unreachable(settings, reason, role=role, deadline_s=deadline_s) from None
-    if not cluster_id:
-        raise KmirrorError(
-            f"the cluster at {settings.address} does not tell its cluster id: it runs a Kafka before 0.10.1"
-        )
-    return str(cluster_id)
-
-
-def _answered(future: Any) -> bool:
-    return bool(future.done() and future.exception() is None)
+        if time.monotonic() >= deadline:
+            raise unreachable(settings, client.errors.reason() or reason, role=role, deadline_s=deadline_s)
+        look_s = min(look_s * 2, _LONGEST_LOOK_S)
