@@ -15,7 +15,7 @@ class Verdict(Enum):
     """Who wrote what lies behind the acknowledged end."""
 
     OURS = "ours"
-    ANOTHER_OWNER = "another owner"
+    ANOTHER_OWNER = "another owner"  # or somebody else: aligning again compares with the source
     SOMEBODY_ELSE = "somebody else"
 
 
@@ -47,10 +47,12 @@ class Doubt:
 def judge(doubt: Doubt) -> Verdict:
     """Tell whether copying may go on at the log's end."""
     missing = None if doubt.end_sequence is None else _distance(doubt.end_sequence, doubt.sent_sequence)
-    if doubt.seen_epoch > doubt.owner_epoch or (missing is not None and missing < 0):
+    if (
+        doubt.seen_epoch > doubt.owner_epoch
+        or (missing is not None and missing < 0)
+        or doubt.end > doubt.sent
+    ):
         return Verdict.ANOTHER_OWNER
-    if doubt.end > doubt.sent:
-        return Verdict.SOMEBODY_ELSE
     if doubt.end < doubt.acked or missing is None:
         return Verdict.OURS  # the log was cut, or the broker forgot our producer: nothing to compare with
     if missing != (0 if doubt.control else doubt.sent - doubt.end):

@@ -41,8 +41,24 @@ class Copying:
         self.records: dict[tuple[str, int], PartitionRecord] = {}
         self.owner = owner
 
-    async def begin(self, topic: str, partition: int = 0, record: PartitionRecord | None = None) -> None:
-        """Align and start one partition."""
+    async def begin(
+        self,
+        topic: str,
+        partition: int = 0,
+        record: PartitionRecord | None = None,
+        *,
+        before_start: Callable[[PartitionRecord], None] = lambda _: None,
+        on_failure: Callable[[ReplicationError], None] = lambda _: None,
+    ) -> None:
+        """Align and start one partition.
+
+        Args:
+            topic: topic.
+            partition: partition.
+            record: what is stored of it; by default what an earlier call found out.
+            before_start: called with what is to be stored before anything is copied.
+            on_failure: called with the reason when copying has failed.
+        """
         tp = (topic, partition)
         known = record or self.records.get(tp)
         known = known or PartitionRecord(
@@ -59,13 +75,13 @@ class Copying:
             }
         )
         self.failures.pop(tp, None)
-        self.link.start(
-            topic,
-            partition,
-            alignment,
-            lambda error: self.failures.update({tp: error}),
-            owner_epoch=self.owner,
-        )
+        before_start(self.records[tp])
+
+        def failed(error: ReplicationError) -> None:
+            self.failures[tp] = error
+            on_failure(error)
+
+        self.link.start(topic, partition, alignment, failed, owner_epoch=self.owner)
 
     async def until(self, condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
         """Wait for a condition; a failed partition ends the wait."""

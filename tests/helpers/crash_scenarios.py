@@ -90,6 +90,17 @@ async def _write_markers(raw: RawWriter, clusters: Clusters, topic: str, partiti
     await _transaction(raw, topic, partitions, 10, commit=True, batches=2)
 
 
+async def write_mixed(
+    raw: RawWriter, topic: str, partitions: Sequence[int], rounds: int, seed: int = 0
+) -> None:
+    """Plain batches, committed and aborted transactions, over and over."""
+    for number in range(seed, seed + rounds):
+        await _plain(raw, topic, partitions, number)
+        await _transaction(raw, topic, partitions, number, commit=True, count=8)
+        await _plain(raw, topic, partitions, number + 1, 3)
+        await _transaction(raw, topic, partitions, number, commit=False, batches=2, count=40)
+
+
 async def _write_aborted(raw: RawWriter, clusters: Clusters, topic: str, partitions: Sequence[int]) -> None:
     await _plain(raw, topic, partitions, 1)
     await _transaction(raw, topic, partitions, 2, commit=False, batches=3)

@@ -2,11 +2,14 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
 
 from kmirror_dagster.errors import ReplicationError
-from kmirror_dagster.replication.link import MirrorLink
 from kmirror_dagster.settings import ClusterSettings, MirrorSettings, PolicySettings
 from tests.conftest import Clusters
 from tests.helpers.copying import Copying
@@ -44,11 +47,25 @@ async def crash(copying: Copying) -> None:
         await asyncio.wait(tasks, timeout=0.1)
 
 
-def _tasks(link: MirrorLink) -> list["asyncio.Task[None]"]:
-    workers = [*link._readers.values(), *link._appenders.values()]
-    tasks = [*link._tasks, link._housekeeper, *(worker._task for worker in workers)]
-    markers = link._driver._markers
-    return tasks if markers is None else [*tasks, *markers._tasks, markers._prover]
+def _tasks(root: object) -> "set[asyncio.Task[Any]]":
+    """All tasks that an object holds on to, itself or through what it is made of."""
+    found: set[asyncio.Task[Any]] = set()
+    seen: set[int] = set()
+    left: list[object] = [root]
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, asyncio.Task):
+            found.add(each)
+        elif isinstance(each, dict):
+            left += [*each.keys(), *each.values()]
+        elif isinstance(each, (list, tuple, set, deque)):
+            left += each
+        elif type(each).__module__.startswith("kmirror_dagster.") and not isinstance(each, BaseModel):
+            left += vars(each).values() if hasattr(each, "__dict__") else ()
+    return found
 
 
 @dataclass
