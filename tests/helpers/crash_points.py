@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 # Faults tried side by side: each waits most of its time.
 _AT_ONCE = 6
+LOOKS = (Api.METADATA, Api.LIST_OFFSETS, Api.OFFSET_FOR_LEADER_EPOCH, Api.DESCRIBE_PRODUCERS)
 HOW = (
     (When.BEFORE, Action.CRASH),
     (When.AFTER, Action.CRASH),
