@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec
 
 from kmirror_dagster.errors import SameClusterError, UnknownMirrorError
 from kmirror_dagster.lifecycle import MirrorState
@@ -139,8 +139,6 @@ def _is_copying(mirror: NodeMirror, topic: str) -> bool:
 
 def topic_id(bootstrap: str, topic: str) -> str | None:
     """Id of a topic; None while it does not exist."""
-    from confluent_kafka import TopicCollection
-
     client = admin(bootstrap)
     try:
         found = client.describe_topics(TopicCollection([topic]))[topic].result(DEADLINE_S)
@@ -346,5 +344,18 @@ def test_two_listeners_of_one_cluster_are_refused(clusters: Clusters, node: Node
 
 def everything(bootstrap: str) -> dict[str, dict[int, tuple[int, int]]]:
     """All topics with their log ranges; what brokers write about groups by themselves is left out."""
-    names = admin(bootstrap).list_topics(timeout=DEADLINE_S).topics
-    return {name: ranges(bootstrap, name) for name in names if name != "__consumer_offsets"}
+    client = admin(bootstrap)
+    topics = client.list_topics(timeout=DEADLINE_S).topics.values()
+    targets = [
+        TopicPartition(topic.topic, partition)
+        for topic in topics
+        if topic.topic != "__consumer_offsets"
+        for partition in topic.partitions
+    ]
+    starts = client.list_offsets({target: OffsetSpec.earliest() for target in targets})
+    ends = client.list_offsets({target: OffsetSpec.latest() for target in targets})
+    found: dict[str, dict[int, tuple[int, int]]] = {}
+    for each in targets:
+        log = starts[each].result(DEADLINE_S).offset, ends[each].result(DEADLINE_S).offset
+        found.setdefault(each.topic, {})[each.partition] = log
+    return found
