@@ -100,7 +100,7 @@ def raw_records(bootstrap: str, topic: str, ranges: dict[int, tuple[int, int]]) 
     """All data records, aborted ones too, byte for byte."""
 
     async def main() -> dict[int, list[RawRead]]:
-        cluster = WireCluster(ClusterSettings(bootstrap_servers=(bootstrap,)), role="source")
+        cluster = WireCluster(ClusterSettings(bootstrap_servers=tuple(bootstrap.split(","))), role="source")
         try:
             return {
                 partition: await _raw(cluster, topic, partition, start, end)

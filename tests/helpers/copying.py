@@ -22,8 +22,8 @@ def mirror_settings(
     """Settings of a mirror between two bootstrap addresses."""
     return MirrorSettings(
         mirror=name,
-        source=ClusterSettings(bootstrap_servers=(source,)),
-        destination=ClusterSettings(bootstrap_servers=(destination,)),
+        source=ClusterSettings(bootstrap_servers=tuple(source.split(","))),
+        destination=ClusterSettings(bootstrap_servers=tuple(destination.split(","))),
         filters=FilterSettings(),
         policies=policies or PolicySettings(),
     )

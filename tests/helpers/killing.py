@@ -1,17 +1,20 @@
 """Killing a copying process again and again while its source is written to."""
 
+import contextlib
 import random
 import threading
 import time
 from pathlib import Path
+
+from confluent_kafka import KafkaException
 
 from tests.conftest import Clusters
 from tests.helpers.comparison import differences, log_ranges
 from tests.helpers.copier_process import CopierProcess
 from tests.helpers.copying import run
 from tests.helpers.crash_scenarios import write_mixed
-from tests.helpers.histories import LONG, RawWriter
-from tests.helpers.kafka import create_topic
+from tests.helpers.histories import LONG, RawWriter, records
+from tests.helpers.kafka import create_topic, produce, produce_transaction
 from tests.helpers.waiting import unique_name, wait_until
 
 _CONFIGS = {"retention.ms": "-1", "message.timestamp.after.max.ms": LONG}
@@ -54,6 +57,22 @@ class SteadyWriter:
         except BaseException as error:
             self._error = error
             raise
+
+
+class SteadyClients(SteadyWriter):
+    """The same with real producers, which get over brokers that end; what they could not write is left out."""
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stop.is_set():
+            number += 1
+            content = [record for partition in self._partitions for record in records(number, 40, partition)]
+            # a transaction that a broker's end has broken is aborted by the next one of the same id
+            with contextlib.suppress(KafkaException, AssertionError):
+                produce(self._bootstrap, self._topic, content, {"compression.type": "lz4"})
+                produce_transaction(self._bootstrap, self._topic, content, commit=number % 3 != 0)
+        with contextlib.suppress(AssertionError):
+            produce_transaction(self._bootstrap, self._topic, content, commit=False)
 
 
 def kill_again_and_again(
