@@ -68,7 +68,7 @@ class Frame:
 class BufferPool:
     """Reuses the receive buffers of large answers; a fresh 16 MiB buffer costs thousands of page faults."""
 
-    keep: int = 16
+    keep_bytes: int = 16 * 1024 * 1024
     free: list[bytearray] = field(default_factory=list[bytearray])
 
     def acquire(self, size: int) -> bytearray:
@@ -81,7 +81,7 @@ class BufferPool:
 
     def release(self, lease: bytearray | None) -> None:
         """Give a buffer back; the caller must not hold views of it any more."""
-        if lease is not None and len(self.free) < self.keep:
+        if lease is not None and sum(map(len, self.free)) + len(lease) <= self.keep_bytes:
             self.free.append(lease)
 
 

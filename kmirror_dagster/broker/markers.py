@@ -36,20 +36,54 @@ def request(entries: Sequence[Markers], *, correlation_id: int, client_id: str) 
     producer.
     """
     client = client_id.encode()
+    rounds = _rounds(entries)
     out = bytearray(4)
     out += struct.pack(">hhih", API_KEY, VERSION, correlation_id, len(client)) + client + b"\0"
-    append_uvarint(out, sum(entry.number for entry in entries) + 1)
-    for entry in entries:
-        one = bytearray(_ENTRY.pack(entry.producer_id, entry.producer_epoch, _ABORT))
-        name = entry.topic.encode()
-        append_uvarint(one, 2)  # one topic
-        append_uvarint(one, len(name) + 1)
-        one += name
-        append_uvarint(one, 2)  # one partition
-        one += _INT.pack(entry.partition) + b"\0" + _INT.pack(entry.coordinator_epoch) + b"\0"
-        out += bytes(one) * entry.number
+    append_uvarint(out, sum(number for number, _ in rounds) + 1)
+    for number, together in rounds:
+        out += _marker(together) * number
     out += b"\0"
     _INT.pack_into(out, 0, len(out) - 4)
+    return bytes(out)
+
+
+def _rounds(entries: Sequence[Markers]) -> list[tuple[int, list[Markers]]]:
+    """Markers of one identity for many partitions in one entry, which the broker appends in one go.
+
+    Returns:
+        How often an entry is repeated, and the partitions it names.
+    """
+    by_identity: dict[tuple[int, int, int], list[Markers]] = {}
+    for entry in entries:
+        by_identity.setdefault(entry[3:], []).append(entry)
+    rounds: list[tuple[int, list[Markers]]] = []
+    for group in by_identity.values():
+        left = sorted(group, key=lambda entry: entry.number, reverse=True)
+        done = 0
+        while left:
+            fewest = left[-1].number
+            if fewest > done:
+                rounds.append((fewest - done, list(left)))
+                done = fewest
+            left.pop()
+    return rounds
+
+
+def _marker(together: Sequence[Markers]) -> bytes:
+    """One entry of the request: abort markers of one identity, one for each partition named."""
+    first = together[0]
+    out = bytearray(_ENTRY.pack(first.producer_id, first.producer_epoch, _ABORT))
+    by_topic: dict[str, list[int]] = {}
+    for entry in together:
+        by_topic.setdefault(entry.topic, []).append(entry.partition)
+    append_uvarint(out, len(by_topic) + 1)
+    for topic, partitions in by_topic.items():
+        name = topic.encode()
+        append_uvarint(out, len(name) + 1)
+        out += name
+        append_uvarint(out, len(partitions) + 1)
+        out += struct.pack(f">{len(partitions)}i", *partitions) + b"\0"
+    out += _INT.pack(first.coordinator_epoch) + b"\0"
     return bytes(out)
 
 

@@ -31,18 +31,6 @@ _ONGOING = "Ongoing"
 SHARED_EPOCH = 0
 
 
-async def new_producer_id(cluster: WireCluster) -> tuple[int, int]:
-    """A fresh idempotent producer id and epoch, for data that belongs to no transaction."""
-    answer = await cluster.any_call(
-        InitProducerIdRequest(
-            transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
-        )
-    )
-    if answer.error_code:
-        raise broker_error(answer.error_code, "obtaining a producer id")
-    return answer.producer_id, answer.producer_epoch
-
-
 async def shared_producer_id(cluster: WireCluster, transactional_id: str) -> int:
     """Producer id that everybody gets who asks with the same transactional id, to be used with SHARED_EPOCH.
 

@@ -17,6 +17,7 @@ from kafka.protocol.consumer.offsets import ListOffsetsRequest, OffsetForLeaderE
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest
 from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest
 from kafka.protocol.metadata.metadata import MetadataRequest
+from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from kmirror_dagster.broker import codes
 from kmirror_dagster.broker.codes import broker_error
@@ -98,6 +99,8 @@ class WireCluster:
         self._connections: dict[tuple[int, str], Connection] = {}
         self._opening: dict[tuple[int, str], asyncio.Lock] = {}
         self._coordinators: dict[str, int] = {}
+        self._identity: tuple[int, int] | None = None
+        self._identifying = asyncio.Lock()
         self._refreshed = 0.0
         self._refreshing = asyncio.Lock()
         self._closed = False
@@ -311,6 +314,27 @@ class WireCluster:
                 continue
             return
         raise failure
+
+    async def data_identity(self) -> tuple[int, int]:
+        """Idempotent producer id and epoch for data that has none yet; one for all partitions begun here.
+
+        Sequence numbers are counted per partition, so partitions can share an id; sharing lets one entry of a
+        request write control records into many.
+        """
+        async with self._identifying:
+            if self._identity is None:
+                answer = await self.any_call(
+                    InitProducerIdRequest(
+                        transactional_id=None,
+                        transaction_timeout_ms=60_000,
+                        producer_id=-1,
+                        producer_epoch=-1,
+                    )
+                )
+                if answer.error_code:
+                    raise broker_error(answer.error_code, "obtaining a producer id")
+                self._identity = (answer.producer_id, answer.producer_epoch)
+            return self._identity
 
     # rare calls, grouped by leader
 

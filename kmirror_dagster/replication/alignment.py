@@ -13,7 +13,7 @@ from kmirror_dagster.broker import codes, produce
 from kmirror_dagster.broker.batches import next_sequence
 from kmirror_dagster.broker.codes import broker_error
 from kmirror_dagster.broker.reads import look_at
-from kmirror_dagster.broker.transactions import SHARED_EPOCH, new_producer_id, shared_producer_id
+from kmirror_dagster.broker.transactions import SHARED_EPOCH, shared_producer_id
 from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, TopicPartition, WireCluster, retrying
 from kmirror_dagster.errors import (
     BrokerError,
@@ -169,9 +169,7 @@ async def _align(
         )
     producer_id, producer_epoch = record.producer_id, record.producer_epoch
     if producer_id < 0:
-        producer_id, producer_epoch = await retrying(
-            lambda: new_producer_id(destination), deadline_s=_DEADLINE_S
-        )
+        producer_id, producer_epoch = await retrying(destination.data_identity, deadline_s=_DEADLINE_S)
     source_start = await _listed(source, tp, EARLIEST)
     source_end = await _listed(source, tp, LATEST)
     start = await _listed(destination, tp, EARLIEST)

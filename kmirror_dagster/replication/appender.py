@@ -18,13 +18,12 @@ from kmirror_dagster.broker.wire import WireCluster
 from kmirror_dagster.errors import ConnectionLostError, ForeignWriteError, KmirrorError, ReplicationError
 from kmirror_dagster.replication.copier import Copier, Lease, Phase
 from kmirror_dagster.replication.plan import Append
+from kmirror_dagster.replication.rhythm import ENOUGH_BYTES, SMALL_BYTES, Rhythm
 
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 5
 _REQUEST_BYTES = 4 * 1024 * 1024
-_SMALL_REQUEST_BYTES = 64 * 1024
-_GATHER_S = 0.002
 _TIMEOUT_MS = 30_000
 _TOO_LARGE = frozenset({codes.MESSAGE_TOO_LARGE, codes.RECORD_LIST_TOO_LARGE})
 _LEAST_JOINED_BYTES = 4 * 1024
@@ -60,6 +59,7 @@ class DestinationAppender:
         on_progress: called with a copier whose batch was acknowledged, or that needs work at a barrier.
         on_doubt: called with a copier whose outcome at the destination is unknown: it must be read again.
         may_send: asked before each request; False while this node is not sure of its leadership.
+        rhythm: of the requests to this broker.
     """
 
     def __init__(
@@ -70,15 +70,17 @@ class DestinationAppender:
         on_progress: Callable[[Copier], None],
         on_doubt: Callable[[Copier, str], None],
         may_send: Callable[[], bool],
+        rhythm: Rhythm,
     ) -> None:
         self.node_id = node_id
         self._cluster = cluster
         self._on_progress = on_progress
         self._on_doubt = on_doubt
         self._may_send = may_send
+        self._rhythm = rhythm
+        rhythm.listen(self._answer_came)
         self._ready: dict[Copier, None] = {}
         self._requests = 0
-        self._last_sent = 0.0
         self._connection: Connection | None = None
         self._loop = asyncio.get_running_loop()
         self._scheduled: asyncio.Handle | None = None
@@ -114,6 +116,14 @@ class DestinationAppender:
         else:
             self._scheduled = self._loop.call_soon(self._pump)
 
+    def _answer_came(self) -> None:
+        """Some answer came, to a request of either kind: the moment that what is held waits for."""
+        if self._ready:
+            if self._scheduled is not None:
+                self._scheduled.cancel()
+                self._scheduled = None
+            self._schedule()
+
     def _pump(self) -> None:
         self._scheduled = None
         try:
@@ -142,15 +152,17 @@ class DestinationAppender:
             self._on_doubt(copier, reason)
 
     def _drain(self) -> None:
+        begun = False
         while self._ready and self._requests < MAX_IN_FLIGHT and not self._closed:
             if self._connection is None or not self._connection.alive:
                 if self._connecting is None:
                     self._connecting = self._loop.create_task(self._connect())
                 return
-            wait = self._gathering_s()
+            wait = 0.0 if begun else self._hold_s()
             if wait > 0:
                 self._schedule(wait)
                 return
+            begun = True  # once it goes, batches behind each other go too: their order needs no answer
             if not self._may_send():
                 self._doubt_ready("this node is not sure of its leadership")
                 return
@@ -168,20 +180,19 @@ class DestinationAppender:
                     reason = f"{sent.copier.name}: cannot send offset {sent.step.start}: {error!r}"
                     sent.copier.on_failure(ReplicationError(reason))
 
-    def _gathering_s(self) -> float:
-        """Seconds to wait for more partitions: little is ready, and a request is out that was sent just now.
-
-        Many small requests cost brokers and this node more than the moment costs in latency.
-        """
-        if not self._requests:
+    def _hold_s(self) -> float:
+        """Seconds to wait for more partitions, because little is ready and a request is out."""
+        hold = self._rhythm.hold_s()
+        if hold <= 0:
             return 0.0
         size = 0
         for copier in self._ready:
             head = copier.head
             size += head.size if isinstance(head, Append) else 0
-            if size >= _SMALL_REQUEST_BYTES:
+            # a partition that has batches in flight wants to stay ahead of their answers, unless it is all very little
+            if size >= (SMALL_BYTES if copier.in_flight else ENOUGH_BYTES):
                 return 0.0
-        return self._last_sent + _GATHER_S - time.monotonic()
+        return hold
 
     def _gather(self) -> tuple[list[_Sent], str | None]:
         """Heads of ready partitions for one request; one of an aborted run goes alone, with its transaction."""
@@ -230,7 +241,7 @@ class DestinationAppender:
             transactional_id=transactional_id,
         )
         self._requests += 1
-        self._last_sent = time.monotonic()
+        self._rhythm.sent()
         future = connection.send(correlation_id, buffers)
         timer = asyncio.get_running_loop().call_later(_UNANSWERED_S, connection.close)
         future.add_done_callback(lambda done: self._answered(done, batch, timer))
@@ -254,11 +265,7 @@ class DestinationAppender:
         now = time.monotonic()
         for sent in batch:
             self._settle(sent, answers.get(sent.copier.key), reason, now)
-        if self._ready:
-            if self._scheduled is not None:
-                self._scheduled.cancel()  # it may be waiting for more to come: this answer is the moment
-                self._scheduled = None
-            self._schedule()
+        self._rhythm.answered()
 
     def _settle(self, sent: _Sent, answer: Appended | None, reason: str, now: float) -> None:
         copier, step = sent.copier, sent.step

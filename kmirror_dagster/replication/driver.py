@@ -19,6 +19,7 @@ from kmirror_dagster.replication.copier import Copier, Phase, Sequence
 from kmirror_dagster.replication.doubt import Doubt, Verdict, judge
 from kmirror_dagster.replication.markers import MarkerWriter, foreign_write
 from kmirror_dagster.replication.plan import Append, Hole, Marker
+from kmirror_dagster.replication.rhythm import Rhythm
 from kmirror_dagster.settings import PolicySettings
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,10 @@ class Attachment(Protocol):
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something beside the loops."""
+        ...
+
+    def rhythm(self, node_id: int) -> Rhythm:
+        """Rhythm of the requests to a destination broker."""
         ...
 
 
@@ -253,6 +258,7 @@ class CopierDriver:
                 on_written=self._written,
                 on_trouble=self._troubled,
                 may_send=self._may_send,
+                rhythm_of=self._attachment.rhythm,
             )
         return self._markers
 

@@ -23,6 +23,7 @@ from kmirror_dagster.replication.copier import Copier, Phase, Sequence
 from kmirror_dagster.replication.driver import GIVE_UP_AFTER_S, CopierDriver
 from kmirror_dagster.replication.progress import Progress
 from kmirror_dagster.replication.reader import SourceReader
+from kmirror_dagster.replication.rhythm import Rhythm
 from kmirror_dagster.settings import MirrorSettings
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class MirrorLink:
         self._copiers: dict[TopicPartition, Copier] = {}
         self._readers: dict[int, SourceReader] = {}
         self._appenders: dict[int, DestinationAppender] = {}
+        self._rhythms: dict[int, Rhythm] = {}
         self._reading: dict[Copier, SourceReader] = {}
         self._writing: dict[Copier, DestinationAppender] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -319,8 +321,13 @@ class MirrorLink:
                 on_progress=self._driver.advance,
                 on_doubt=self._driver.doubt,
                 may_send=self._may_send,
+                rhythm=self.rhythm(node_id),
             )
         return self._appenders[node_id]
+
+    def rhythm(self, node_id: int) -> Rhythm:
+        """Rhythm of the requests to a destination broker, data and control records together."""
+        return self._rhythms.setdefault(node_id, Rhythm())
 
     def detach(self, copier: Copier) -> None:
         """Neither read nor send for a copier any more."""

@@ -6,6 +6,7 @@ round. Neither touches the last stable offset or the transaction index while not
 """
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.broker.wire import LATEST, WireCluster
 from kmirror_dagster.errors import DeadlineError, FencedError, ForeignWriteError, KmirrorError
 from kmirror_dagster.replication.copier import Copier, Phase
+from kmirror_dagster.replication.rhythm import Rhythm
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class _Lane:
 
     waiting: list[_Order] = field(default_factory=list[_Order])
     busy: bool = False
+    timer: asyncio.Handle | None = None
 
 
 class MarkerWriter:
@@ -60,6 +63,7 @@ class MarkerWriter:
         on_written: called with a copier and the offset up to which its control records are written.
         on_trouble: called with a copier and the reason when its outcome is unknown or it was refused.
         may_send: asked before each request; False while this node is not sure to be the owner.
+        rhythm_of: rhythm of the requests to a broker.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class MarkerWriter:
         on_written: Callable[[Copier, int], None],
         on_trouble: Callable[[Copier, KmirrorError], None],
         may_send: Callable[[], bool],
+        rhythm_of: Callable[[int], Rhythm],
     ) -> None:
         self._cluster = cluster
         self._prefix = transactional_prefix
@@ -79,6 +84,7 @@ class MarkerWriter:
         self._producers: dict[int, TransactionalProducer] = {}
         self._brokers: dict[int, _Lane] = {}
         self._lanes: dict[int, _Lane] = {}
+        self._rhythm_of = rhythm_of
         self._bulk = True
         self._connections: dict[int, Connection] = {}
         self._unproven: dict[Copier, None] = {}
@@ -96,9 +102,9 @@ class MarkerWriter:
     def _queue(self, order: _Order) -> None:
         leader = self._cluster.known_leader(*order.copier.key)
         if self._bulk and leader is not None:
-            lane = self._brokers.setdefault(leader.node_id, _Lane())
+            lane = self._broker_lane(leader.node_id)
             lane.waiting.append(order)
-            self._send_bulk(leader.node_id, lane)
+            self._schedule(leader.node_id, lane)
         elif self._bulk:
             self._trouble([order], KmirrorError(f"{order.copier.name} has no leader"))
         else:
@@ -121,11 +127,40 @@ class MarkerWriter:
                 lane.waiting.append(order)
         return lane
 
+    def _broker_lane(self, node_id: int) -> _Lane:
+        lane = self._brokers.get(node_id)
+        if lane is None:
+            lane = self._brokers[node_id] = _Lane()
+            self._rhythm_of(node_id).listen(functools.partial(self._answer_came, node_id, lane))
+        return lane
+
     def _spawn(self, task: "asyncio.Task[None]") -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     # WriteTxnMarkers
+
+    def _schedule(self, node_id: int, lane: _Lane) -> None:
+        """Send behind the callbacks of this moment, or when the requests that are out are answered."""
+        if lane.timer is None:
+            loop = asyncio.get_running_loop()
+            hold = self._rhythm_of(node_id).hold_s()
+            lane.timer = (
+                loop.call_later(hold, self._due, node_id, lane)
+                if hold > 0
+                else loop.call_soon(self._due, node_id, lane)
+            )
+
+    def _due(self, node_id: int, lane: _Lane) -> None:
+        lane.timer = None
+        self._send_bulk(node_id, lane)
+
+    def _answer_came(self, node_id: int, lane: _Lane) -> None:
+        if lane.timer is not None:
+            lane.timer.cancel()
+            lane.timer = None
+        if lane.waiting:
+            self._schedule(node_id, lane)
 
     def _send_bulk(self, node_id: int, lane: _Lane) -> None:
         if lane.busy or not lane.waiting:
@@ -155,6 +190,7 @@ class MarkerWriter:
             correlation_id=correlation_id,
             client_id=self._cluster.settings.client_id,
         )
+        self._rhythm_of(node_id).sent()
         future = connection.send(correlation_id, [frame])
         timer = asyncio.get_running_loop().call_later(_UNANSWERED_S, connection.close)
         future.add_done_callback(lambda done: self._bulk_answered(done, node_id, lane, share, timer))
@@ -179,20 +215,23 @@ class MarkerWriter:
     ) -> None:
         timer.cancel()
         lane.busy = False
+        if not future.cancelled():
+            self._take_answer(future, lane, share)
+        self._rhythm_of(node_id).answered()
+
+    def _take_answer(
+        self, future: "asyncio.Future[Frame]", lane: _Lane, share: list[tuple[_Order, int]]
+    ) -> None:
         orders = [order for order, _ in share]
-        if future.cancelled():
-            return
         error = future.exception()
         if error is not None:
-            reason = error if isinstance(error, KmirrorError) else KmirrorError(str(error))
-            self._trouble(orders, reason)
+            self._trouble(orders, error if isinstance(error, KmirrorError) else KmirrorError(str(error)))
+            return
+        found = markers.answer(future.result().view)
+        if codes.CLUSTER_AUTHORIZATION_FAILED in found.values():
+            self._without_right(orders)
         else:
-            found = markers.answer(future.result().view)
-            if codes.CLUSTER_AUTHORIZATION_FAILED in found.values():
-                self._without_right(orders)
-            else:
-                self._settle(lane, share, found)
-        self._send_bulk(node_id, lane)
+            self._settle(lane, share, found)
 
     def _settle(
         self, lane: _Lane, share: list[tuple[_Order, int]], found: dict[tuple[str, int], int]
