@@ -115,7 +115,9 @@ class RawWriter:
     """
 
     def __init__(self, bootstrap: str, prefix: str) -> None:
-        self.cluster = WireCluster(ClusterSettings(bootstrap_servers=tuple(bootstrap.split(","))), role="source")
+        self.cluster = WireCluster(
+            ClusterSettings(bootstrap_servers=tuple(bootstrap.split(","))), role="source"
+        )
         self._prefix = prefix
         self._producers: dict[int, TransactionalProducer] = {}
         self._sequences: dict[tuple[int, str, int], int] = {}
