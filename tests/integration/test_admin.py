@@ -157,7 +157,8 @@ def test_looking_never_creates_a_topic(admin: ClusterAdmin) -> None:
 def test_offsets_are_looked_up_by_end_time_and_isolation(admin: ClusterAdmin, clusters: Clusters) -> None:
     """Earliest, latest, by timestamp; the last stable offset stays before an open transaction."""
     topic = unique_name("offsets")
-    kafka.create_topic(clusters.source.bootstrap, topic)
+    # records of 1970 would be deleted by retention while they are looked up
+    kafka.create_topic(clusters.source.bootstrap, topic, configs={"retention.ms": "-1"})
     records = [kafka.Record(b"x", timestamp=1_000 * index) for index in range(1, 11)]
     kafka.produce(clusters.source.bootstrap, topic, records)
     writer = kafka.producer(clusters.source.bootstrap, {"transactional.id": topic})
