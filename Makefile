@@ -18,8 +18,9 @@ demo: setup
 	@$(BIN)/python -m kmirror_dagster.demo $(if $(CHECK),--check)
 
 test: setup
-	# real processes on a shared machine: a test may fail once; the run's last lines count such reruns
-	$(BIN)/python -m pytest tests -m 'not faults' --reruns 1 --durations=15
+	# Most tests wait for real processes: two workers, each with clusters of its own, halve the time.
+	# A test may fail once on a busy machine; the last lines count such reruns.
+	$(BIN)/python -m pytest tests -m 'not faults' -n 2 --dist loadfile --reruns 1 --durations=25
 
 lint: setup
 	$(BIN)/ruff check .
