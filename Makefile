@@ -19,8 +19,8 @@ demo: setup
 
 test: setup
 	# Most tests wait for real processes: two workers, each with clusters of its own, halve the time.
-	# A test may fail once on a busy machine; the last lines count such reruns.
-	$(BIN)/python -m pytest tests -m 'not faults' -n 2 --dist loadfile --reruns 1 --durations=25
+	# (They must collect the same tests in the same order: hence the seed.) A test may fail once on a busy machine; the last lines count such reruns.
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest tests -m 'not faults' -n 2 --dist loadfile --reruns 1 --durations=25
 
 lint: setup
 	$(BIN)/ruff check .
