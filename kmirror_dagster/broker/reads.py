@@ -1,7 +1,9 @@
-"""Single reads over the wire, outside of any fetch session: a look at one batch."""
+"""Single reads over the wire, outside of any fetch session: a look at one batch, or at one setting."""
 
 import asyncio
 from dataclasses import dataclass
+
+from kafka.protocol.admin import DescribeConfigsRequest
 
 from kmirror_dagster.broker import batches, codes, fetch
 from kmirror_dagster.broker.batches import BatchHeader, RawRecord
@@ -11,6 +13,7 @@ from kmirror_dagster.errors import ConnectionLostError, UnsupportedDataError
 
 _SESSIONLESS = -1
 _DEADLINE_S = 15.0
+_TOPIC_RESOURCE = 2  # ConfigResource.Type.TOPIC
 
 
 @dataclass(frozen=True)
@@ -84,3 +87,24 @@ async def look_at(cluster: WireCluster, topic: str, partition: int, offset: int)
                 raise UnsupportedDataError(f"{cluster.role}: batch at {header.base_offset} is damaged")
             return BatchLook(header, fetched.records)
     return None
+
+
+async def topic_config(cluster: WireCluster, topic: str, name: str) -> str:
+    """One setting of a topic, its own or inherited (DescribeConfigs).
+
+    Raises:
+        BrokerError: without DESCRIBE_CONFIGS on the topic.
+    """
+    kind = DescribeConfigsRequest
+    asked = kind.DescribeConfigsResource(
+        resource_type=_TOPIC_RESOURCE, resource_name=topic, configuration_keys=[name]
+    )
+    answer = await cluster.any_call(
+        kind(resources=[asked], include_synonyms=False, include_documentation=False)
+    )
+    result = answer.results[0]
+    if result.error_code:
+        raise codes.broker_error(
+            result.error_code, f"reading {name} of topic {topic} at the {cluster.role} cluster"
+        )
+    return str(result.configs[0].value)

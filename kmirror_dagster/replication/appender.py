@@ -14,6 +14,7 @@ from kmirror_dagster.broker import codes, produce
 from kmirror_dagster.broker.connection import Connection, Frame
 from kmirror_dagster.broker.produce import Append as ProduceAppend
 from kmirror_dagster.broker.produce import Appended
+from kmirror_dagster.broker.tasks import cancel_and_wait
 from kmirror_dagster.broker.wire import WireCluster
 from kmirror_dagster.errors import ConnectionLostError, ForeignWriteError, KmirrorError, ReplicationError
 from kmirror_dagster.replication.copier import Copier, Lease, Phase
@@ -25,8 +26,7 @@ log = logging.getLogger(__name__)
 MAX_IN_FLIGHT = 5
 _REQUEST_BYTES = 4 * 1024 * 1024
 _TIMEOUT_MS = 30_000
-_TOO_LARGE = frozenset({codes.MESSAGE_TOO_LARGE, codes.RECORD_LIST_TOO_LARGE})
-_LEAST_JOINED_BYTES = 4 * 1024
+TOO_LARGE = frozenset({codes.MESSAGE_TOO_LARGE, codes.RECORD_LIST_TOO_LARGE})
 _UNANSWERED_S = _TIMEOUT_MS / 1000 + 10
 
 # The batch was not appended and never will be as it is; everything else is doubtful and read again.
@@ -58,6 +58,7 @@ class DestinationAppender:
         node_id: the broker.
         on_progress: called with a copier whose batch was acknowledged, or that needs work at a barrier.
         on_doubt: called with a copier whose outcome at the destination is unknown: it must be read again.
+        on_refusal: called with a copier whose batch was not appended and never will be, the reason and Kafka's code.
         may_send: asked before each request; False while this node is not sure of its leadership.
         rhythm: of the requests to this broker.
     """
@@ -69,6 +70,7 @@ class DestinationAppender:
         *,
         on_progress: Callable[[Copier], None],
         on_doubt: Callable[[Copier, str], None],
+        on_refusal: Callable[[Copier, ReplicationError, int], None],
         may_send: Callable[[], bool],
         rhythm: Rhythm,
     ) -> None:
@@ -76,6 +78,7 @@ class DestinationAppender:
         self._cluster = cluster
         self._on_progress = on_progress
         self._on_doubt = on_doubt
+        self._on_refusal = on_refusal
         self._may_send = may_send
         self._rhythm = rhythm
         rhythm.listen(self._answer_came)
@@ -102,8 +105,7 @@ class DestinationAppender:
         if self._scheduled is not None:
             self._scheduled.cancel()
         if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
+            await cancel_and_wait([self._connecting])
         if self._connection is not None:
             self._connection.close()
 
@@ -276,13 +278,12 @@ class DestinationAppender:
                 self._accept(copier, step, answer, now)
             elif copier.phase is Phase.STOPPED:
                 copier.doubtful = True
-            elif answer is not None and answer.error_code in _TOO_LARGE and len(step.headers) > 1:
-                # the topic allows less than joined batches usually have: join less, down to not at all
-                copier.joined_bytes = step.size // 4 if step.size > _LEAST_JOINED_BYTES else 0
-                self._on_doubt(copier, f"a joined batch of {step.size} bytes is too large for the topic")
+            elif answer is not None and answer.error_code in TOO_LARGE and step.count > 1:
+                copier.limits = copier.limits.after_refusal(step)
+                self._on_doubt(copier, f"a batch of {step.size} bytes is too large for the topic")
                 return
             elif answer is not None and answer.error_code in _REFUSALS:
-                copier.on_failure(_refusal(copier, step, answer))
+                self._on_refusal(copier, _refusal(copier, step, answer), answer.error_code)
             else:
                 code = reason if answer is None else codes.error_name(answer.error_code)
                 if answer is not None and answer.error_code in codes.STALE_METADATA:
@@ -304,8 +305,9 @@ class DestinationAppender:
         copier.acked, copier.acked_epoch = step.end, step.leader_epoch
         copier.futile = 0
         copier.unproven = False
-        if not step.aborted:
-            copier.acked_sequence = (copier.acked_sequence + step.count) & 0x7FFFFFFF
+        sequence = copier.aborting if step.aborted else copier.plain
+        if sequence is not None:
+            sequence.known = True
         copier.meter.appended(now, step.count, step.size)
         if copier.can_append:
             self._ready[copier] = None

@@ -14,7 +14,7 @@ from kmirror_dagster.broker.connection import BufferPool
 from kmirror_dagster.broker.fetch import FetchedPartition, FetchPosition
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.errors import ReplicationError
-from kmirror_dagster.replication.plan import JOINED_BYTES, Append, Hole, Marker, Step, plan
+from kmirror_dagster.replication.plan import NO_LIMITS, Append, Hole, Limits, Marker, Step, plan
 from kmirror_dagster.replication.progress import Meter, Progress
 
 TopicPartition = tuple[str, int]
@@ -69,11 +69,17 @@ class Queued:
 
 @dataclass
 class Sequence:
-    """Producer identity data is appended with, and the sequence number that comes next."""
+    """Producer identity data is appended with, and the sequence number that comes next.
+
+    Attributes:
+        known: whether the partition's leader knows the identity. Until then it takes any sequence number, also that
+            of a batch behind one that it refused.
+    """
 
     producer_id: int
     producer_epoch: int
     next: int = 0
+    known: bool = False
 
 
 @dataclass(eq=False)
@@ -113,7 +119,6 @@ class Copier:
     transaction_open: bool = False
     aborting: Sequence | None = None
     inherited: bool = False
-    acked_sequence: int = 0
     source_start: int = -1
     source_end: int = -1
     destination_start: int = -1
@@ -122,7 +127,7 @@ class Copier:
     doubtful: bool = False
     unproven: bool = False
     futile: int = 0
-    joined_bytes: int = JOINED_BYTES
+    limits: Limits = NO_LIMITS
     error: ReplicationError | None = None
     trouble_since: float | None = None
 
@@ -142,7 +147,6 @@ class Copier:
     def restart_at(self, offset: int) -> None:
         """Begin again behind the destination's log end; the queue must be empty."""
         self.acked = self.sent = self.planned = offset
-        self.acked_sequence = self.plain.next
         self.blocked = False
 
     # reading side
@@ -174,7 +178,7 @@ class Copier:
         if not len(fetched.records) or asked_offset != self.planned:
             return
         self.last_take = len(fetched.records)
-        for step in plan(fetched.records, self.planned, fetched.aborted, joined_bytes=self.joined_bytes):
+        for step in plan(fetched.records, self.planned, fetched.aborted, self.limits):
             self.queue.append(Queued(step, lease))
             lease.hold()
             if isinstance(step, Append):
@@ -196,6 +200,9 @@ class Copier:
         if self.blocked or not isinstance(head, Append):
             return False
         if head.aborted and not self.transaction_open:
+            return False
+        sequence = self.aborting if head.aborted else self.plain
+        if self.in_flight and not (sequence is not None and sequence.known):
             return False
         # plain and transactional batches have sequences of their own, so the broker keeps no order between the
         # two when one is refused: never both in flight

@@ -43,10 +43,20 @@ class Doubt:
     owner_epoch: int
     seen_epoch: int
 
+    @property
+    def missing(self) -> int | None:
+        """Records sent and not appended, by sequence numbers; negative when there are more than were sent."""
+        return None if self.end_sequence is None else _distance(self.end_sequence, self.sent_sequence)
+
+    @property
+    def expected(self) -> int:
+        """Log end by sequence numbers."""
+        return self.sent if self.control or self.missing is None else self.sent - self.missing
+
 
 def judge(doubt: Doubt) -> Verdict:
     """Tell whether copying may go on at the log's end."""
-    missing = None if doubt.end_sequence is None else _distance(doubt.end_sequence, doubt.sent_sequence)
+    missing = doubt.missing
     if (
         doubt.seen_epoch > doubt.owner_epoch
         or (missing is not None and missing < 0)

@@ -11,10 +11,12 @@ from kmirror_dagster.broker import codes
 from kmirror_dagster.broker.admin_errors import Right, rights_error
 from kmirror_dagster.broker.batches import next_sequence
 from kmirror_dagster.broker.fetch import FetchedPartition
+from kmirror_dagster.broker.reads import topic_config
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, WireCluster, retrying
 from kmirror_dagster.errors import KmirrorError, ReplicationError, SourceLossError
 from kmirror_dagster.replication.alignment import DestinationEnd, DivergedError, destination_end
+from kmirror_dagster.replication.appender import TOO_LARGE
 from kmirror_dagster.replication.copier import Copier, Phase, Sequence
 from kmirror_dagster.replication.doubt import Doubt, Verdict, judge
 from kmirror_dagster.replication.markers import MarkerWriter, foreign_write
@@ -218,15 +220,15 @@ class CopierDriver:
         """Where an identity goes on that may have ended transactions in the partition before."""
         end = await destination_end(self._destination, copier.key, copier.plain.producer_id)
         identity = (transaction.producer_id, transaction.producer_epoch)
-        return Sequence(*identity, end.sequence_of(*identity) or 0)
+        following = end.sequence_of(*identity)
+        return Sequence(*identity, following or 0, known=bool(following))
 
     def inherit(self, copier: Copier, state: ProducerState) -> None:
         """Go on with a transaction the former owner left open, under its identity."""
         copier.transaction = TransactionalProducer(self._destination, self.transactional_id(*copier.key))
         copier.transaction.inherit(state.producer_id, state.producer_epoch)
-        copier.aborting = Sequence(
-            state.producer_id, state.producer_epoch, next_sequence(state.last_sequence, 1)
-        )
+        following = next_sequence(state.last_sequence, 1)
+        copier.aborting = Sequence(state.producer_id, state.producer_epoch, following, known=True)
         copier.transaction_open = True
         copier.inherited = True
 
@@ -275,13 +277,35 @@ class CopierDriver:
         if copier.phase is not Phase.RUNNING:
             return
         log.info("%s: %s; reading the destination's log end again", copier.name, reason)
-        copier.phase = Phase.RESYNCING
-        copier.generation += 1
         copier.meter.resyncs += 1
         copier.futile += 1
+        self._quiesce(copier)
+        self._attachment.spawn(self._guarded(copier, lambda: self._resync(copier, reason, control)))
+
+    def _quiesce(self, copier: Copier) -> None:
+        """Send nothing more and take no answers any more."""
+        copier.phase = Phase.RESYNCING
+        copier.generation += 1
         self._attachment.detach(copier)
         copier.drop_queue()
-        self._attachment.spawn(self._guarded(copier, lambda: self._resync(copier, reason, control)))
+
+    def turned_down(self, copier: Copier, error: ReplicationError, code: int) -> None:
+        """A batch was refused for good: end with that, and with the limit when it is too large."""
+        if copier.phase is not Phase.RUNNING or code not in TOO_LARGE:
+            copier.on_failure(error)
+            return
+        self._quiesce(copier)
+        self._attachment.spawn(self._guarded(copier, lambda: self._name_limit(copier, error, code)))
+
+    async def _name_limit(self, copier: Copier, error: ReplicationError, code: int) -> None:
+        name = "max.message.bytes" if code == codes.MESSAGE_TOO_LARGE else "segment.bytes"
+        try:
+            limit = await topic_config(self._destination, copier.topic, name)
+        except KmirrorError as unknown:
+            log.info("%s: %s", copier.name, unknown)
+            copier.on_failure(error)
+            return
+        copier.on_failure(ReplicationError(f"{error} (it is {limit})"))
 
     async def _resync(self, copier: Copier, reason: str, control: bool) -> None:
         """After an uncertain answer: read log end and producer state before anything is sent again."""
@@ -306,16 +330,18 @@ class CopierDriver:
                 )
             )
             return
-        verdict = judge(_doubt_of(copier, end, control))
+        uncertain = _doubt_of(copier, end, control)
+        verdict = judge(uncertain)
         if verdict is Verdict.ANOTHER_OWNER:
             copier.on_failure(
                 ReplicationError(
-                    f"{copier.name}: another owner of this mirror has written up to {end.offset}"
+                    f"{copier.name}: the destination ends at {end.offset}, further than this node has written "
+                    f"({copier.sent}): another owner of this mirror is at work, or somebody else writes to this topic"
                 )
             )
             return
         if verdict is Verdict.SOMEBODY_ELSE:
-            copier.on_failure(foreign_write(copier, end.offset, copier.sent))
+            copier.on_failure(foreign_write(copier, end.offset, uncertain.expected))
             return
         if end.offset < copier.acked:
             log.warning(
@@ -326,6 +352,7 @@ class CopierDriver:
             )
         log.info("%s: goes on at %d after: %s", copier.name, end.offset, reason)
         copier.plain.next = end.next_sequence
+        copier.plain.known = end.own is not None and end.own.last_sequence >= 0
         copier.transaction = copier.aborting = None
         copier.transaction_open = copier.inherited = False
         if end.open_transaction is not None:

@@ -137,7 +137,12 @@ class MirrorLink:
         copier = Copier(
             topic=topic,
             partition=partition,
-            plain=Sequence(alignment.producer_id, alignment.producer_epoch, alignment.next_sequence),
+            plain=Sequence(
+                alignment.producer_id,
+                alignment.producer_epoch,
+                alignment.next_sequence,
+                known=alignment.next_sequence > 0,
+            ),
             acked=alignment.start_offset,
             topic_id=leader.topic_id.bytes if leader and leader.topic_id else bytes(16),
             on_failure=lambda error: self._fail(copier, error, on_failure),
@@ -320,6 +325,7 @@ class MirrorLink:
                 node_id,
                 on_progress=self._driver.advance,
                 on_doubt=self._driver.doubt,
+                on_refusal=self._driver.turned_down,
                 may_send=self._may_send,
                 rhythm=self.rhythm(node_id),
             )

@@ -10,7 +10,7 @@ partition become steps, each of which takes an exact run of offsets at the desti
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kmirror_dagster.broker import batches
 from kmirror_dagster.broker.batches import BatchHeader, RawRecord
@@ -24,6 +24,32 @@ _SMALL_BYTES = 4 * 1024
 JOINED_BYTES = 256 * 1024
 _JOINED_BATCHES = 4_096
 _NOT_AS_IT_IS = batches.CONTROL | batches.LOG_APPEND_TIME
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the destination takes as one batch, as found out by its refusals.
+
+    Attributes:
+        joined_bytes: small batches are joined up to this size; 0: each stays as it is.
+        records: most records of a batch; larger ones are decoded and cut.
+        records_before: offset up to which `records` counts.
+    """
+
+    joined_bytes: int = JOINED_BYTES
+    records: int = batches.MAX_SEQUENCE
+    records_before: int = 0
+
+    def allows(self, header: BatchHeader) -> bool:
+        """Whether a batch can be passed on as it is."""
+        return header.record_count <= self.records or header.base_offset >= self.records_before
+
+    def after_refusal(self, step: "Append") -> "Limits":
+        """Smaller ones, after a batch of more than one record was too large."""
+        if len(step.headers) > 1:
+            # the topic allows less than joined batches usually have: join less, down to not at all
+            return replace(self, joined_bytes=step.size // 4 if step.size > _SMALL_BYTES else 0)
+        return replace(self, records=max(step.count // 4, 1), records_before=step.end)
 
 
 @dataclass(slots=True)
@@ -80,6 +106,7 @@ class Hole:
 
 
 Step = Append | Marker | Hole
+NO_LIMITS = Limits()
 
 
 @dataclass
@@ -139,7 +166,7 @@ class _Run:
 
 
 def plan(
-    view: memoryview, cursor: int, aborted: Sequence[AbortedTransaction], *, joined_bytes: int = JOINED_BYTES
+    view: memoryview, cursor: int, aborted: Sequence[AbortedTransaction], limits: Limits = NO_LIMITS
 ) -> Iterator[Step]:
     """Steps for the records of one Fetch answer, from `cursor` on.
 
@@ -147,14 +174,15 @@ def plan(
         view: records field of one partition.
         cursor: next offset the destination needs; what lies before is left out.
         aborted: aborted transactions of the same answer.
-        joined_bytes: small batches are joined up to this size; 0: each stays as it is.
+        limits: what the destination takes as one batch.
 
     Raises:
         UnsupportedDataError: damaged batch, or a message format that is not mirrored; steps before it were
             yielded.
     """
     index = AbortedIndex.of(aborted)
-    run = _Run(view, joined_bytes)
+    run = _Run(view, limits.joined_bytes)
+    unlimited = not limits.records_before  # asked for each batch
     try:
         for header in batches.headers(view):
             if index.pending:
@@ -166,7 +194,12 @@ def plan(
             if not batches.is_intact(view, header):
                 raise _damaged(header)
             is_aborted = bool(index.active) and header.is_transactional and header.producer_id in index.active
-            if header.base_offset == cursor and not header.attributes & _NOT_AS_IT_IS and _is_whole(header):
+            if (
+                header.base_offset == cursor
+                and not header.attributes & _NOT_AS_IT_IS
+                and _is_whole(header)
+                and (unlimited or limits.allows(header))
+            ):
                 size = header.end - header.start
                 if run.headers and not run.takes(header, is_aborted, size):
                     yield run.end()
@@ -182,7 +215,7 @@ def plan(
             if header.base_offset > cursor:
                 yield Hole(cursor, header.base_offset, header.leader_epoch)
                 cursor = header.base_offset
-            yield from _other_steps(view, header, cursor, is_aborted, index)
+            yield from _other_steps(view, header, cursor, is_aborted, index, limits)
             cursor = header.next_offset
     except UnsupportedDataError:
         if run.headers:
@@ -203,33 +236,23 @@ def _is_whole(header: BatchHeader) -> bool:
 
 
 def _other_steps(
-    view: memoryview, header: BatchHeader, cursor: int, aborted: bool, index: AbortedIndex
+    view: memoryview, header: BatchHeader, cursor: int, aborted: bool, index: AbortedIndex, limits: Limits
 ) -> Iterator[Step]:
     """Steps of a batch that is not passed on as it is: a marker, or records to be encoded again."""
     if header.is_control:
         index.active.discard(header.producer_id)
         for offset in range(cursor, header.next_offset):
             yield Marker(offset, header.leader_epoch)
-    elif (
-        header.base_offset == cursor and _is_whole(header) and not header.attributes & batches.LOG_APPEND_TIME
-    ):
-        yield Append(
-            header.base_offset,
-            header.next_offset,
-            aborted,
-            header.leader_epoch,
-            header.max_timestamp,
-            view=view,
-            headers=[header],
-            codec=header.codec,
-        )
     else:
-        yield from _recoded(view, header, cursor, aborted)
+        yield from _recoded(view, header, cursor, aborted, limits)
 
 
-def _recoded(view: memoryview, header: BatchHeader, cursor: int, aborted: bool) -> Iterator[Step]:
+def _recoded(
+    view: memoryview, header: BatchHeader, cursor: int, aborted: bool, limits: Limits
+) -> Iterator[Step]:
     """Runs of consecutive offsets of a batch that cannot be passed on as it is, and the holes between them."""
     run: list[RawRecord] = []
+    most = batches.MAX_SEQUENCE if limits.allows(header) else limits.records
 
     def flush() -> Append:
         return Append(
@@ -245,10 +268,10 @@ def _recoded(view: memoryview, header: BatchHeader, cursor: int, aborted: bool) 
     for record in batches.decode_records(view, header):
         if record.offset < cursor:
             continue
+        if run and (record.offset > cursor or len(run) >= most):
+            yield flush()
+            run.clear()
         if record.offset > cursor:
-            if run:
-                yield flush()
-                run.clear()
             yield Hole(cursor, record.offset, header.leader_epoch)
         run.append(record)
         cursor = record.offset + 1

@@ -58,6 +58,7 @@ class Action(str, Enum):
     BEHIND_BACK: end the client's connection at once, while the broker still gets and does the request.
     HOLD: keep the request or the answer, and all behind it, until `Fault.release`; a held request is delivered
         then even when its sender is long gone.
+    DROP: keep the request until `Fault.release`, then end the connection: the broker never sees it.
     CRASH: end all connections of that client, and let it never connect again.
     DELAY: wait `seconds` first.
     """
@@ -66,6 +67,7 @@ class Action(str, Enum):
     HALF = "half"
     BEHIND_BACK = "behind-back"
     HOLD = "hold"
+    DROP = "drop"
     CRASH = "crash"
     DELAY = "delay"
 
@@ -77,6 +79,7 @@ class Fault:
     Attributes:
         api: which kind of request; None: any.
         client: client id of the requests counted; None: anybody's.
+        seconds: how long a request is delayed.
         times: how many requests in a row it hits.
         hit: set once it happened (for HOLD: once something is held).
     """
@@ -184,6 +187,9 @@ class _Session:
         fault.hit.set()
         if fault.action is Action.DELAY:
             await asyncio.sleep(fault.seconds)
+        elif fault.action is Action.DROP:
+            await _until(fault.released)
+            return False
         elif fault.action is Action.HOLD:
             self._holding = True
             await _until(fault.released)

@@ -271,6 +271,33 @@ def test_a_record_too_large_for_the_destination_stops_only_its_partition(cluster
     assert_same(clusters, other)
 
 
+@pytest.mark.case("C05")
+@pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
+def test_batches_too_large_for_the_destination_are_cut(clusters: Clusters, kind: str) -> None:
+    """Only records have to fit: batches of many, also of aborted transactions, are made smaller without a failure."""
+    topic = on_both(
+        clusters,
+        {"max.message.bytes": str(5 * _MIB), "message.timestamp.type": kind},
+        {"max.message.bytes": "20000"},
+    )
+    rng = random.Random(7)
+    content = raw([batches.encode_payload(b"%d" % n, rng.randbytes(2_000)) for n in range(300)])
+
+    async def main() -> None:
+        writer = RawWriter(clusters.source.bootstrap, topic)
+        for codec in (codecs.NONE, codecs.ZSTD):
+            await writer.plain(topic, {0: content}, codec)
+            await writer.plain(topic, {0: raw_batch_records(1, 5)})
+            await writer.transactional(1, topic, {0: content}, codec)
+            await writer.end(1, commit=False)
+        await writer.settled(topic, [0])
+        await writer.close()
+
+    run(main)
+    copy_once(settings_of(clusters), topic)
+    assert_same(clusters, topic)
+
+
 # --- C06: order and doubles when a broker bounces
 
 

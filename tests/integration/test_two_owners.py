@@ -24,7 +24,7 @@ from tests.helpers.crash_scenarios import (
 )
 from tests.helpers.crashing import Attempt, copy_through, crash, proxied_settings
 from tests.helpers.histories import LONG, RawWriter, raw_batch_records
-from tests.helpers.kafka import create_topic
+from tests.helpers.kafka import Record, create_topic, produce
 from tests.helpers.proxy import Action, Api, Fault, When
 from tests.helpers.waiting import unique_name, wait_until
 
@@ -170,7 +170,7 @@ def test_late_control_records_are_refused_or_end_in_a_failure_by_name(
 async def copy_on(copying: Copying, tp: tuple[str, int], end: int) -> str | None:
     """Copy up to an offset; the reason when it ends in a failure that time does not heal."""
     try:
-        await copy_through(copying, tp, end, Attempt())
+        await copy_through(copying, tp, end, Attempt(), deadline_s=20)
     except ReplicationError as error:
         return str(error)
     return None
@@ -260,3 +260,34 @@ def test_an_owner_that_was_frozen_changes_nothing_when_it_wakes(clusters: Cluste
             second.kill()
         first.kill()
     assert differences(source, destination, topic, partitions) == {}
+
+
+# --- somebody else
+
+
+def test_a_foreign_record_in_place_of_a_lost_batch_is_not_taken_for_ours(clusters: Clusters) -> None:
+    """A batch is lost with its connection, and somebody else's record takes its offset: FAILED, naming the offset."""
+    topic = unique_name("foreign")
+    for cluster in (clusters.source, clusters.destination):
+        create_topic(cluster.bootstrap, topic, 1, _CONFIGS)
+    fault = clusters.destination_proxy.arm(Fault(Action.DROP, Api.PRODUCE, 3, When.BEFORE, topic))
+
+    async def main() -> str:
+        raw = RawWriter(clusters.source.bootstrap, topic)
+        for seed in range(6):
+            await raw.plain(topic, {0: raw_batch_records(seed, 60)})
+        await raw.close()
+        copying = Copying(proxied_settings(clusters, topic, topic))
+        try:
+            await copying.begin(topic)
+            await copying.until(fault.hit.is_set)
+            await asyncio.to_thread(produce, clusters.destination.bootstrap, topic, [Record(b"not ours")])
+            fault.release()
+            with pytest.raises(ForeignWriteError) as failure:
+                await copying.until(lambda: False, 20)
+            return str(failure.value)
+        finally:
+            await copying.link.close()
+
+    assert "ends at 121 instead of 120" in run(main)
+    assert log_ranges(clusters.destination.bootstrap, topic, [0])[0] == (0, 121)

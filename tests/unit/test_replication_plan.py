@@ -11,7 +11,7 @@ from kmirror_dagster.broker import batches
 from kmirror_dagster.broker.batches import RawRecord
 from kmirror_dagster.broker.fetch import AbortedTransaction
 from kmirror_dagster.errors import UnsupportedDataError
-from kmirror_dagster.replication.plan import Append, Hole, Marker, plan
+from kmirror_dagster.replication.plan import NO_LIMITS, Append, Hole, Marker, plan
 
 
 @dataclass(frozen=True)
@@ -162,3 +162,12 @@ def test_a_damaged_batch_ends_the_plan_behind_what_is_good() -> None:
     assert next(steps).end == 2
     with pytest.raises(UnsupportedDataError, match="offset 2 of the source is damaged"):
         next(steps)
+
+
+def test_a_batch_that_was_too_large_is_cut() -> None:
+    """Refused for its size, a batch of many records is planned as several; what comes behind it is not."""
+    built = [Built(0, 39, tuple(range(40))), Built(40, 79, tuple(range(40, 80)))]
+    view = memoryview(bytearray(b"".join(each.bytes() for each in built)))
+    refused = Append(0, 40, False, 0, 0, view=view, headers=[next(batches.headers(view))])
+    steps = list(plan(view, 0, [], NO_LIMITS.after_refusal(refused)))
+    assert [(step.start, step.end) for step in steps] == [(0, 10), (10, 20), (20, 30), (30, 40), (40, 80)]
