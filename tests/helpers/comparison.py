@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from kmirror_dagster.broker import batches
@@ -23,7 +23,7 @@ from tests.helpers.kafka import (
 from tests.helpers.kafka import READ_UNCOMMITTED as UNCOMMITTED
 
 
-def log_ranges(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+def _log_ranges(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
     """Log start and log end (high watermark) of partitions."""
     targets = [TopicPartition(topic, partition) for partition in partitions]
     client = admin(bootstrap)
@@ -33,6 +33,19 @@ def log_ranges(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[in
         target.partition: (starts[target].result(DEADLINE_S).offset, ends[target].result(DEADLINE_S).offset)
         for target in targets
     }
+
+
+def log_ranges(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Log start and log end of partitions; waits out a leader that has just been made or moved."""
+    chosen = list(partitions)
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return _log_ranges(bootstrap, topic, chosen)
+        except KafkaException as error:
+            if not error.args[0].retriable() or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 def consume_all(
