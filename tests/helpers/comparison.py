@@ -23,6 +23,13 @@ from tests.helpers.kafka import (
 from tests.helpers.kafka import READ_UNCOMMITTED as UNCOMMITTED
 
 
+_LEADER_MOVED = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+)
+
+
 def _log_ranges(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
     """Log start and log end (high watermark) of partitions."""
     targets = [TopicPartition(topic, partition) for partition in partitions]
@@ -43,7 +50,7 @@ def log_ranges(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[in
         try:
             return _log_ranges(bootstrap, topic, chosen)
         except KafkaException as error:
-            if not error.args[0].retriable() or time.monotonic() > deadline:
+            if error.args[0].code() not in _LEADER_MOVED or time.monotonic() > deadline:
                 raise
         time.sleep(0.05)
 
