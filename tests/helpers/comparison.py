@@ -22,7 +22,6 @@ from tests.helpers.kafka import (
 )
 from tests.helpers.kafka import READ_UNCOMMITTED as UNCOMMITTED
 
-
 _LEADER_MOVED = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
