@@ -14,7 +14,7 @@ from kmirror_dagster.broker.fetch import FetchedPartition
 from kmirror_dagster.broker.reads import topic_config
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, WireCluster, retrying
-from kmirror_dagster.errors import KmirrorError, ReplicationError, SourceLossError
+from kmirror_dagster.errors import FencedError, KmirrorError, ReplicationError, SourceLossError
 from kmirror_dagster.replication.alignment import DestinationEnd, DivergedError, destination_end
 from kmirror_dagster.replication.appender import TOO_LARGE
 from kmirror_dagster.replication.copier import Copier, Phase, Sequence
@@ -130,13 +130,7 @@ class CopierDriver:
             if isinstance(step, Append):
                 await self._open_transaction(copier, step.start)
             elif step is not None and copier.transaction is not None:
-                copier.sent = step.end
-                await copier.transaction.abort()
-                await self._await_end(copier, step.end)
-                copier.transaction_open = False
-        except ReplicationError as error:
-            copier.on_failure(error)
-            return
+                await self._end_transaction(copier, copier.transaction, step)
         except KmirrorError as error:
             self._troubled(copier, error)
             return
@@ -171,6 +165,9 @@ class CopierDriver:
         self.advance(copier)
 
     def _troubled(self, copier: Copier, error: KmirrorError) -> None:
+        if isinstance(error, FencedError):
+            # going on would fence the other one in turn: whose partition it is has to be looked up first
+            error = ReplicationError(f"{copier.name}: {error}")
         if isinstance(error, ReplicationError):
             copier.on_failure(error)
             return
@@ -197,28 +194,21 @@ class CopierDriver:
             opened = await transaction.adopt(copier.key)
             if opened is None:
                 await transaction.start()
-                await self._refuse_forced_marker(copier, start)
             copier.transaction = transaction
-            copier.aborting = await self._sequence_of(copier, transaction)
-            # what the former owner still has on its way is refused from the next run on
+            copier.aborting = await self._sequence_at(copier, transaction, start)
             copier.inherited = opened is not None
-        elif copier.aborting is None:
-            await copier.transaction.start()
-            copier.aborting = Sequence(copier.transaction.producer_id, copier.transaction.producer_epoch)
         if not opened:
             await copier.transaction.add_partitions([copier.key])
         copier.transaction_open = True
 
-    async def _refuse_forced_marker(self, copier: Copier, start: int) -> None:
-        reached = (await self._destination.list_offsets([copier.key], LATEST))[copier.key].value()
-        if reached != start:
-            # a former owner opened one in the same moment, and its forced marker is in the log now
-            copier.sent = start + 1
-            raise KmirrorError(f"{copier.name}: the destination ends at {reached} instead of {start}")
+    async def _sequence_at(self, copier: Copier, transaction: TransactionalProducer, start: int) -> Sequence:
+        """Where an identity goes on, which may have ended transactions in the partition before.
 
-    async def _sequence_of(self, copier: Copier, transaction: TransactionalProducer) -> Sequence:
-        """Where an identity goes on that may have ended transactions in the partition before."""
+        Read together with the log's end: the sequence number stands for that offset and no other.
+        """
         end = await destination_end(self._destination, copier.key, copier.plain.producer_id)
+        if end.offset != start:
+            raise KmirrorError(f"{copier.name}: the destination ends at {end.offset} instead of {start}")
         identity = (transaction.producer_id, transaction.producer_epoch)
         following = end.sequence_of(*identity)
         return Sequence(*identity, following or 0, known=bool(following))
@@ -232,8 +222,24 @@ class CopierDriver:
         copier.transaction_open = True
         copier.inherited = True
 
+    async def _end_transaction(
+        self, copier: Copier, transaction: TransactionalProducer, step: "Marker | Hole"
+    ) -> None:
+        if copier.inherited:
+            # the identity is the former owner's as well: it may have ended this one, and begun another
+            await self._await_end(copier, step.start)
+        copier.sent = step.end
+        await transaction.abort()
+        await self._await_end(copier, step.end)
+        copier.transaction_open = False
+        if copier.inherited:
+            # the shared identity ends with its transaction: a late request of the former owner is refused from now on
+            await transaction.start()
+            copier.aborting = Sequence(transaction.producer_id, transaction.producer_epoch)
+            copier.inherited = False
+
     async def _await_end(self, copier: Copier, wanted: int) -> None:
-        """Wait until a transaction's marker is the last record of the log."""
+        """Wait until the log ends at an offset, for a marker that is to be the last record."""
         end = time.monotonic() + GIVE_UP_AFTER_S
         while True:
             reached = (await self._destination.list_offsets([copier.key], LATEST))[copier.key].value()
@@ -242,12 +248,8 @@ class CopierDriver:
             if reached > wanted:
                 raise foreign_write(copier, reached, wanted)
             if time.monotonic() > end:
-                raise KmirrorError(f"{copier.name}: the marker at {wanted - 1} did not show")
+                raise KmirrorError(f"{copier.name}: the destination ends at {reached}, {wanted} did not show")
             await asyncio.sleep(0.002)
-        if copier.inherited:
-            # the former owner's identity ends with its transaction: a late request of its is refused from now on
-            copier.inherited = False
-            copier.aborting = None
 
     def transactional_id(self, topic: str, partition: int) -> str:
         return f"{self._prefix}/{topic}/{partition}"

@@ -19,7 +19,7 @@ from kmirror_dagster.broker.markers import Markers
 from kmirror_dagster.broker.tasks import cancel_and_wait
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.broker.wire import LATEST, WireCluster
-from kmirror_dagster.errors import DeadlineError, FencedError, ForeignWriteError, KmirrorError
+from kmirror_dagster.errors import DeadlineError, ForeignWriteError, KmirrorError
 from kmirror_dagster.replication.copier import Copier, Phase
 from kmirror_dagster.replication.rhythm import Rhythm
 
@@ -332,12 +332,13 @@ class MarkerWriter:
                 for order in pending:
                     reached[order] += 1
                 await self._confirm({order: reached[order] for order in pending})
-        except FencedError:
-            del self._producers[number]
+        except KmirrorError:
+            # fenced, forgotten by the coordinator, or in doubt: the next round begins with a new epoch
+            self._producers.pop(number, None)
             raise
         for order in orders:
             if reached[order] > order.end:
-                self._trouble([order], foreign_write(order.copier, reached[order], order.end))
+                self._trouble([order], _too_far(order, reached[order], order.end))
             elif reached[order] < order.end:
                 self._trouble(
                     [order], KmirrorError(f"{order.copier.name}: not all control records are written")
@@ -360,7 +361,7 @@ class MarkerWriter:
             found = await self._ends(expected)
             for order, offset in found.items():
                 if offset > expected[order]:
-                    raise foreign_write(order.copier, offset, expected[order])
+                    raise _too_far(order, offset, expected[order])
             if found == expected:
                 return
             if time.monotonic() > limit:
@@ -370,11 +371,7 @@ class MarkerWriter:
     def _trouble(self, orders: Iterable[_Order], error: KmirrorError) -> None:
         for order in orders:
             if order.generation == order.copier.generation:
-                # what was found out about one partition puts only that one into FAILED; the others look again
-                others = isinstance(error, ForeignWriteError) and not str(error).startswith(
-                    f"{order.copier.name}:"
-                )
-                self._on_trouble(order.copier, KmirrorError(str(error)) if others else error)
+                self._on_trouble(order.copier, error)
 
 
 def _share(lane: _Lane) -> list[tuple[_Order, int]]:
@@ -387,6 +384,10 @@ def _share(lane: _Lane) -> list[tuple[_Order, int]]:
         room -= count
         share.append((order, count))
     return share
+
+
+def _too_far(order: _Order, found: int, expected: int) -> KmirrorError:
+    return KmirrorError(f"{order.copier.name}: the destination ends at {found} instead of {expected}")
 
 
 def foreign_write(copier: Copier, found: int, expected: int) -> ForeignWriteError:

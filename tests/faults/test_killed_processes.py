@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ClusterFactory, Clusters, start_all
 from tests.helpers.comparison import differences, log_ranges
-from tests.helpers.copier_process import keep_copying
+from tests.helpers.copier_process import keep_copying, take_lead
 from tests.helpers.copying import Copying, mirror_settings, run
 from tests.helpers.crash_scenarios import by_transactions
 from tests.helpers.histories import LONG
@@ -48,6 +48,7 @@ def test_brokers_of_both_clusters_ended_in_turn(
         copying = Copying(mirror_settings(source.bootstrap, destination.bootstrap, topic))
         if not bulk:
             by_transactions(copying)
+        take_lead(tmp_path, copying.owner)
         tasks = [asyncio.create_task(keep_copying(copying, topic, p, tmp_path)) for p in partitions]
         ending = asyncio.create_task(asyncio.to_thread(end))
         try:

@@ -1,6 +1,7 @@
 """Copying in a process of its own, to be killed, frozen and woken; run as a module.
 
-What a node keeps in the state topic lies in a file here: the record of a partition is written before it is copied.
+What a node keeps in the state topic lies in files here: the record of a partition is written before it is copied, and
+an owner that is not the newest one may not write, so that it ends with its first failure.
 """
 
 import argparse
@@ -71,6 +72,16 @@ def load(folder: Path, topic: str, partition: int) -> PartitionRecord | None:
     return PartitionRecord.model_validate_json(path.read_text()) if path.exists() else None
 
 
+def take_lead(folder: Path, owner: int) -> None:
+    """Become the only one that may write."""
+    (folder / "owner").write_text(str(owner))
+
+
+def leads(folder: Path, owner: int) -> bool:
+    """Whether nobody took over."""
+    return (folder / "owner").read_text() == str(owner)
+
+
 def store(folder: Path, record: PartitionRecord) -> None:
     """Write a record in one step."""
     path = folder / f"{record.topic}-{record.partition}.json"
@@ -80,8 +91,8 @@ def store(folder: Path, record: PartitionRecord) -> None:
 
 
 async def keep_copying(copying: Copying, topic: str, partition: int, folder: Path) -> None:
-    """Copy for ever; what time may heal is tried again, as a node does."""
-    while True:
+    """Copy for as long as this is the owner; what time may heal is tried again, as a node does."""
+    while leads(folder, copying.owner):
         failed = asyncio.Event()
 
         def fail(_: ReplicationError, failed: asyncio.Event = failed) -> None:
@@ -114,6 +125,7 @@ async def main() -> None:
     parser.add_argument("owner", type=int)
     parser.add_argument("bulk", type=int)
     given = parser.parse_args()
+    take_lead(given.folder, given.owner)
     copying = Copying(mirror_settings(given.source, given.destination, given.mirror), owner=given.owner)
     if not given.bulk:
         by_transactions(copying)
