@@ -81,7 +81,7 @@ class MarkerWriter:
         self._on_written = on_written
         self._on_trouble = on_trouble
         self._may_send = may_send
-        self._producers: dict[int, TransactionalProducer] = {}
+        self._producers: dict[int, tuple[int, TransactionalProducer]] = {}
         self._brokers: dict[int, _Lane] = {}
         self._lanes: dict[int, _Lane] = {}
         self._rhythm_of = rhythm_of
@@ -316,12 +316,13 @@ class MarkerWriter:
         self._begin_round(number, lane)
 
     async def _write_transactions(self, number: int, orders: list[_Order]) -> None:
-        producer = self._producers.get(number)
-        if producer is None:
+        epoch = max(order.copier.owner_epoch for order in orders)
+        led, producer = self._producers.get(number, (epoch, None))
+        if producer is None or led != epoch:  # led anew: somebody else may have led it in between
             producer = TransactionalProducer(self._cluster, f"{self._prefix}/{number}")
             # fences the former owner; a marker it had begun is written now, at the very offset it was meant for
             await producer.start(timeout_ms=60_000)
-            self._producers[number] = producer
+            self._producers[number] = epoch, producer
         reached = await self._ends(orders)
         try:
             while pending := [

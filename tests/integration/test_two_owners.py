@@ -1,6 +1,7 @@
 """Two owners of one partition at once, on purpose: late requests of the former one, both alive, one frozen."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -176,10 +177,11 @@ async def copy_on(copying: Copying, tp: tuple[str, int], end: int) -> str | None
     while True:
         try:
             await copying.caught_up({tp: end}, 20)
-            return None
         except (ReplicationError, AssertionError) as error:
             if copying.owner == 1 or not getattr(error, "retriable", False):
                 return str(error)
+        else:
+            return None
         await asyncio.sleep(0.1)
         try:
             await copying.begin(*tp)
@@ -303,3 +305,47 @@ def test_a_foreign_record_in_place_of_a_lost_batch_is_not_taken_for_ours(cluster
 
     assert "ends at 121 instead of 120" in run(main)
     assert log_ranges(clusters.destination.bootstrap, topic, [0])[0] == (0, 121)
+
+
+# --- handed over in order
+
+
+@pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "transactions"])
+def test_a_partition_handed_over_in_mid_work_stays_one_log(clusters: Clusters, bulk: bool) -> None:
+    """Stopped at random moments and begun by another owner at once, twenty times: nothing is on its way any more."""
+    topic = unique_name("handed")
+    for cluster in (clusters.source, clusters.destination):
+        create_topic(cluster.bootstrap, topic, 1, _CONFIGS)
+    rng = random.Random(11)
+    tp = (topic, 0)
+
+    async def main() -> None:
+        raw = RawWriter(clusters.source.bootstrap, topic)
+        owners = [Copying(proxied_settings(clusters, topic, f"{topic}-{n}"), owner=n) for n in range(2)]
+        for owner in owners:
+            if not bulk:
+                by_transactions(owner)
+        try:
+            for number in range(20):
+                owner = owners[number % 2]
+                owner.owner = number + 1
+                owner.records = owners[0].records or owners[1].records
+                await owner.begin(*tp)
+                writing = asyncio.create_task(write_mixed(raw, topic, [0], 1, seed=number))
+                await asyncio.sleep(rng.uniform(0, 0.06))
+                position = await owner.link.stop(*tp, 10)
+                reached = await asyncio.to_thread(log_ranges, clusters.destination.bootstrap, topic, [0])
+                assert position.offset == reached[0][1]
+                await writing
+                assert not owner.failures
+            owners[0].owner = 21
+            await owners[0].begin(*tp)
+            end = log_ranges(clusters.source.bootstrap, topic, [0])[0][1]
+            await owners[0].caught_up({tp: end})
+        finally:
+            for owner in owners:
+                await owner.link.close()
+            await raw.close()
+
+    run(main)
+    assert differences(clusters.source.bootstrap, clusters.destination.bootstrap, topic, [0]) == {}
