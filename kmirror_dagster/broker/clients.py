@@ -3,10 +3,10 @@
 import logging
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmirror_dagster.broker.client_errors import (
@@ -37,6 +37,7 @@ __all__ = [
     "setup_failed",
     "ssl_context",
     "tls_refused",
+    "topic_partitions",
     "unreachable",
 ]
 
@@ -146,6 +147,11 @@ def producer(
         "error_cb": (errors or ConnectionErrors(settings)).note,
     }
     return _made(lambda: Producer(librdkafka_config(settings, **{**known, **_named(extra)})), settings)
+
+
+def topic_partitions(offsets: Mapping[tuple[str, int], int]) -> list[TopicPartition]:
+    """Partitions as a consumer is assigned to them, each with the offset to read from."""
+    return [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
 
 
 def _made(make: Callable[[], C], settings: ClusterSettings) -> C:

@@ -111,12 +111,14 @@ class ListenerPlan:
         protocol: security protocol.
         properties: further settings of this listener, without its ``listener.name.`` prefix.
         advertised_port: port that clients are sent to instead of the broker's own, of a proxy in front of it.
+        advertised_host: address of that proxy; None: this machine.
     """
 
     name: str
     protocol: Protocol = Protocol.PLAINTEXT
     properties: Mapping[str, str] | None = None
     advertised_port: int | None = None
+    advertised_host: str | None = None
 
 
 def server_properties(
@@ -144,7 +146,8 @@ def server_properties(
         "inter.broker.listener.name": listeners[0].name,
         "listeners": ",".join(f"{each.name}://{HOST}:{broker.ports[each.name]}" for each in everybody),
         "advertised.listeners": ",".join(
-            f"{each.name}://{HOST}:{each.advertised_port or broker.ports[each.name]}" for each in listeners
+            f"{each.name}://{each.advertised_host or HOST}:{each.advertised_port or broker.ports[each.name]}"
+            for each in listeners
         ),
         "listener.security.protocol.map": ",".join(
             f"{each.name}:{each.protocol.value}" for each in everybody

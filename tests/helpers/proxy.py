@@ -272,9 +272,10 @@ class FaultProxy:
         counts: requests of each kind that came, since `reset`.
         order: kinds of the requests in their order, since `reset`.
         latency_s: seconds each way.
+        host: where clients connect; that of the socket to listen at, when one is given.
     """
 
-    def __init__(self, target: int = 0) -> None:
+    def __init__(self, target: int = 0, listening: socket.socket | None = None) -> None:
         self.target = target
         self.latency_s = 0.0
         self.counts: Counter[int] = Counter()
@@ -283,8 +284,10 @@ class FaultProxy:
         self._dead: set[str] = set()
         self._sessions: set[_Session] = set()
         self._stalled = threading.Event()
-        self._listening = socket.create_server((HOST, 0))
-        self.port: int = self._listening.getsockname()[1]
+        self._listening = listening or socket.create_server((HOST, 0))
+        self.host: str
+        self.port: int
+        self.host, self.port = self._listening.getsockname()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=f"proxy-{self.port}", daemon=True)
         self._thread.start()
@@ -292,7 +295,7 @@ class FaultProxy:
     @property
     def bootstrap(self) -> str:
         """Address for clients."""
-        return f"{HOST}:{self.port}"
+        return f"{self.host}:{self.port}"
 
     # steering
 
@@ -407,7 +410,8 @@ class FaultProxy:
 
 def behind(proxy: FaultProxy) -> tuple[ListenerPlan, ...]:
     """Listeners of a broker: its own, one whose clients are sent through a proxy, and one for everybody else."""
-    return ListenerPlan(INTERNAL), ListenerPlan(_PROXIED, advertised_port=proxy.port), ListenerPlan(CLIENT)
+    through = ListenerPlan(_PROXIED, advertised_port=proxy.port, advertised_host=proxy.host)
+    return ListenerPlan(INTERNAL), through, ListenerPlan(CLIENT)
 
 
 def lead(proxy: FaultProxy, cluster: SandboxCluster) -> None:
