@@ -7,10 +7,8 @@ from typing import Any, TypeVar
 from kafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
 from kafka.protocol.metadata.metadata import MetadataRequest
 
-from kmirror_dagster.broker import codes
-from kmirror_dagster.broker.admin_errors import Right, rights_error
 from kmirror_dagster.broker.admin_types import Acl
-from kmirror_dagster.broker.codes import broker_error
+from kmirror_dagster.broker.missing_rights import Right, refusal
 from kmirror_dagster.broker.wire import WireCluster
 from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.settings import ClusterSettings
@@ -114,7 +112,7 @@ async def create_acls(cluster: WireCluster, acls: Sequence[Acl]) -> Mapping[Acl,
 
     outcomes: dict[Acl, KmirrorError | None] = {}
     for chunk in _chunks(acls):
-        answer = await _ask_controller(cluster, request(chunk))
+        answer = await ask_controller(cluster, request(chunk))
         outcomes.update(_outcomes(chunk, answer.results, "creating", cluster.settings))
     return outcomes
 
@@ -140,7 +138,7 @@ async def delete_acls(cluster: WireCluster, acls: Sequence[Acl]) -> Mapping[Acl,
 
     outcomes: dict[Acl, KmirrorError | None] = {}
     for chunk in _chunks(acls):
-        answer = await _ask_controller(cluster, request(chunk))
+        answer = await ask_controller(cluster, request(chunk))
         outcomes.update(_outcomes(chunk, answer.filter_results, "deleting", cluster.settings))
     return outcomes
 
@@ -149,7 +147,8 @@ def _chunks(acls: Sequence[Acl]) -> list[Sequence[Acl]]:
     return [acls[index : index + _CHUNK] for index in range(0, len(acls), _CHUNK)]
 
 
-async def _ask_controller(cluster: WireCluster, request: Any) -> Any:
+async def ask_controller(cluster: WireCluster, request: Any) -> Any:
+    """Send a request to the broker that takes changes of the cluster."""
     # brokers of a KRaft cluster forward to the controller and name any broker here; older ones do not forward
     await cluster.refresh()
     metadata = await cluster.any_call(MetadataRequest(topics=[], allow_auto_topic_creation=False))
@@ -172,10 +171,8 @@ def _outcomes(
 
 
 def _check(code: int, doing: str, operation: str, settings: ClusterSettings) -> None:
-    if code == codes.CLUSTER_AUTHORIZATION_FAILED:
-        raise rights_error(Right(operation, "cluster"), "", settings)
     if code:
-        raise broker_error(code, doing)
+        raise refusal(code, doing, right=Right(operation, "cluster"), name="", settings=settings)
 
 
 def _text(acl: Acl) -> str:

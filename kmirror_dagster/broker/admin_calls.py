@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaException
 
 from kmirror_dagster.broker import clients
-from kmirror_dagster.broker.admin_errors import Right, admin_error
+from kmirror_dagster.broker.admin_errors import admin_error
 from kmirror_dagster.broker.admin_types import Answers
 from kmirror_dagster.broker.client_errors import unreachable
 from kmirror_dagster.broker.deadlines import Deadline
+from kmirror_dagster.broker.missing_rights import Right
 from kmirror_dagster.errors import AuthenticationError, ClusterUnreachableError, DeadlineError, KmirrorError
 from kmirror_dagster.settings import ClusterSettings
 

@@ -1,12 +1,11 @@
 """Errors of admin calls as this package's classes: one line that names the thing and the remedy."""
 
-from dataclasses import dataclass
-
 from confluent_kafka import KafkaError, KafkaException
 
 from kmirror_dagster.broker.client_errors import credentials_refused, short_reason, unreachable
 from kmirror_dagster.broker.codes import broker_error, error_name
-from kmirror_dagster.errors import AuthorizationError, BrokerError, DeadlineError, KmirrorError
+from kmirror_dagster.broker.missing_rights import Right, rights_error
+from kmirror_dagster.errors import BrokerError, DeadlineError, KmirrorError
 from kmirror_dagster.settings import ClusterSettings
 
 _UNREACHABLE = frozenset(
@@ -52,39 +51,6 @@ _STALE = frozenset(
         KafkaError.REQUEST_TIMED_OUT,
     }
 )
-
-
-@dataclass(frozen=True)
-class Right:
-    """What a call needs: named in the error when it is missing.
-
-    Attributes:
-        operation: Kafka's name of the ACL operation ("DESCRIBE_CONFIGS").
-        resource: kind of resource ("topic", "group", "cluster").
-    """
-
-    operation: str
-    resource: str
-
-
-def principal_of(settings: ClusterSettings) -> str:
-    """Principal a cluster most likely sees (mappings by broker rules are not visible from outside)."""
-    if settings.uses_sasl and settings.sasl_username:
-        return f"User:{settings.sasl_username}"
-    if settings.uses_sasl and settings.sasl_oauthbearer_client_id:
-        return f"User:{settings.sasl_oauthbearer_client_id}"
-    if settings.uses_tls and settings.ssl_certificate_location:
-        return f"the subject of {settings.ssl_certificate_location}"
-    return "User:ANONYMOUS"
-
-
-def rights_error(right: Right, name: str, settings: ClusterSettings) -> AuthorizationError:
-    """Error for a missing right, naming operation, resource and principal."""
-    target = f"{right.resource} {name}".strip() if right.resource != "cluster" else "the cluster"
-    return AuthorizationError(
-        f"{principal_of(settings)} lacks {right.operation} on {target} at {settings.address}: "
-        "grant it with kafka-acls"
-    )
 
 
 def admin_error(

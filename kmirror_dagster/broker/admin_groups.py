@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kmirror_dagster.broker.admin_calls import AdminCalls
-from kmirror_dagster.broker.admin_errors import Right
 from kmirror_dagster.broker.admin_types import (
     Answers,
     GroupDescription,
     GroupMember,
 )
+from kmirror_dagster.broker.missing_rights import Right
 from kmirror_dagster.errors import KmirrorError
 
 # The client library names states and types by number; these are Kafka's own words.

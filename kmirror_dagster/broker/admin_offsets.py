@@ -7,8 +7,8 @@ from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from kmirror_dagster.broker.admin_calls import AdminCalls
-from kmirror_dagster.broker.admin_errors import Right
 from kmirror_dagster.broker.admin_types import Answers, ListedOffset, OffsetKind, Partition
+from kmirror_dagster.broker.missing_rights import Right
 
 
 def partition_name(key: Partition) -> str:

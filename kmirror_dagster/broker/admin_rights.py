@@ -12,14 +12,13 @@ from kafka.protocol.metadata.metadata import MetadataRequest
 
 from kmirror_dagster.broker import codes, group_wire
 from kmirror_dagster.broker.admin_acls import Operation, PatternType, create_acls, delete_acls
-from kmirror_dagster.broker.admin_errors import Right
 from kmirror_dagster.broker.admin_types import Acl, Answers
 from kmirror_dagster.broker.codes import broker_error
 from kmirror_dagster.broker.connection import Connection
+from kmirror_dagster.broker.missing_rights import Right
 from kmirror_dagster.broker.wire import WireCluster
 from kmirror_dagster.errors import AuthorizationError, DeadlineError, KmirrorError
 
-GROUP_AUTHORIZATION_FAILED = 30
 # A group nobody uses: the ACL that is tried on it for a moment hits nobody.
 _PROBE = Acl("GROUP", "kmirror-read-only-probe", "LITERAL", "User:*", "*", "ALL", "DENY")
 _GROUP_RESOURCE = 3
@@ -92,7 +91,7 @@ async def read_group_rights(cluster: WireCluster, groups: Iterable[str]) -> Answ
         found: dict[str, frozenset[str] | KmirrorError] = {}
         for name in names:
             answer = await _describe_group(connection, name)
-            if answer.error_code == GROUP_AUTHORIZATION_FAILED:
+            if answer.error_code == codes.GROUP_AUTHORIZATION_FAILED:
                 found[name] = frozenset()
             elif answer.error_code:
                 found[name] = broker_error(answer.error_code, f"asking for rights on group {name}")
@@ -133,7 +132,7 @@ async def is_exempt(cluster: WireCluster) -> bool:
         connection = await cluster.any_connection()
         await _until_known(connection)
         answer = await _describe_group(connection, _PROBE.resource_name)
-        return answer.error_code != GROUP_AUTHORIZATION_FAILED
+        return answer.error_code != codes.GROUP_AUTHORIZATION_FAILED
     finally:
         await delete_acls(cluster, [_PROBE])
 

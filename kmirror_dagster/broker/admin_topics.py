@@ -12,7 +12,6 @@ from confluent_kafka.cimpl import NewPartitions
 from confluent_kafka.cimpl import NewTopic as LibrdkafkaNewTopic
 
 from kmirror_dagster.broker.admin_calls import AdminCalls
-from kmirror_dagster.broker.admin_errors import Right
 from kmirror_dagster.broker.admin_types import (
     Answers,
     ConfigChange,
@@ -21,6 +20,7 @@ from kmirror_dagster.broker.admin_types import (
     NewTopic,
     TopicDescription,
 )
+from kmirror_dagster.broker.missing_rights import Right
 from kmirror_dagster.errors import KmirrorError
 
 # Id of a topic on a cluster without topic ids (before 2.8): sixteen zero bytes in Kafka's base64 form.

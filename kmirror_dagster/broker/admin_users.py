@@ -6,8 +6,7 @@ from kafka.protocol.admin import DescribeClientQuotasRequest
 from kafka.protocol.admin.users import DescribeUserScramCredentialsRequest
 
 from kmirror_dagster.broker import codes
-from kmirror_dagster.broker.admin_errors import Right, rights_error
-from kmirror_dagster.broker.codes import broker_error
+from kmirror_dagster.broker.missing_rights import Right, refusal
 from kmirror_dagster.broker.wire import WireCluster
 
 # a user without credentials of this kind
@@ -44,7 +43,5 @@ async def client_quotas(cluster: WireCluster) -> Mapping[str, Mapping[str, float
 
 
 def _check(code: int, doing: str, operation: str, cluster: WireCluster) -> None:
-    if code == codes.CLUSTER_AUTHORIZATION_FAILED:
-        raise rights_error(Right(operation, "cluster"), "", cluster.settings)
     if code:
-        raise broker_error(code, doing)
+        raise refusal(code, doing, right=Right(operation, "cluster"), name="", settings=cluster.settings)

@@ -16,7 +16,6 @@ from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest
 from kafka.protocol.metadata.metadata import MetadataRequest
 
 from kmirror_dagster.broker import codes
-from kmirror_dagster.broker.admin_errors import Right, rights_error
 from kmirror_dagster.broker.admin_types import (
     Answers,
     CommittedOffset,
@@ -27,12 +26,12 @@ from kmirror_dagster.broker.admin_types import (
 )
 from kmirror_dagster.broker.codes import broker_error
 from kmirror_dagster.broker.connection import Connection
+from kmirror_dagster.broker.missing_rights import Right, refusal
 from kmirror_dagster.broker.wire import WireCluster
 from kmirror_dagster.errors import BrokerError, KmirrorError
 
 V = TypeVar("V")
 
-_GROUP_AUTHORIZATION_FAILED = 30
 # The coordinator moved or is being made: ask again, a little later. A cluster creates its offsets topic at
 # the first look-up of a coordinator.
 _RETRIED = frozenset(
@@ -187,7 +186,7 @@ def _committed(
     for topic in answer.topics:
         for entry in topic.partitions:
             code = entry.error_code
-            if code in _RETRIED or code == _GROUP_AUTHORIZATION_FAILED:
+            if code in _RETRIED or code == codes.GROUP_AUTHORIZATION_FAILED:
                 return _group_error(code, group, cluster, COMMIT_POSITIONS, "committing positions of group")
             key = (topic.name, entry.partition_index)
             doing = f"committing {topic.name}/{entry.partition_index} of group {group}"
@@ -328,14 +327,10 @@ async def _pipelined(connection: Connection, requests: Sequence[Any], version: i
 
 
 def _group_error(code: int, group: str, cluster: WireCluster, right: Right, doing: str) -> KmirrorError:
-    if code == _GROUP_AUTHORIZATION_FAILED:
-        return rights_error(right, group, cluster.settings)
-    return broker_error(code, f"{doing} {group}")
+    return refusal(code, f"{doing} {group}", right=right, name=group, settings=cluster.settings)
 
 
 def _partition_error(code: int, topic: str, doing: str, cluster: WireCluster) -> KmirrorError | None:
     if code == codes.NONE:
         return None
-    if code == codes.TOPIC_AUTHORIZATION_FAILED:
-        return rights_error(Right("READ", "topic"), topic, cluster.settings)
-    return broker_error(code, doing)
+    return refusal(code, doing, right=Right("READ", "topic"), name=topic, settings=cluster.settings)

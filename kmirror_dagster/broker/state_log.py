@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import time
 
 from kmirror_dagster.broker import batches, codes, produce
-from kmirror_dagster.broker.codes import broker_error
+from kmirror_dagster.broker.missing_rights import Right
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.broker.wire import WireCluster, retrying
 from kmirror_dagster.errors import ConnectionLostError, DeadlineError, FencedError, NotLeaderError
@@ -119,7 +119,8 @@ class StateLog:
         if answer.error_code:
             if answer.error_code in codes.STALE_METADATA:
                 self._cluster.forget(self._topic, partition)
-            raise broker_error(answer.error_code, f"appending to {self._topic}/{partition}")
+            doing = f"appending to {self._topic}/{partition}"
+            raise self._cluster.refusal(answer.error_code, doing, Right("WRITE", "topic"), self._topic)
         return answer.base_offset
 
     async def release(self, partition: int) -> None:

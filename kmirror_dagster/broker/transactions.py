@@ -19,8 +19,9 @@ from kafka.protocol.producer.transaction import (
 
 from kmirror_dagster.broker import codes
 from kmirror_dagster.broker.codes import broker_error
+from kmirror_dagster.broker.missing_rights import Right
 from kmirror_dagster.broker.wire import TopicPartition, WireCluster
-from kmirror_dagster.errors import FencedError, KmirrorError
+from kmirror_dagster.errors import AuthorizationError, FencedError, KmirrorError
 
 _COORDINATOR_MOVED = frozenset(
     {codes.COORDINATOR_LOAD_IN_PROGRESS, codes.COORDINATOR_NOT_AVAILABLE, codes.NOT_COORDINATOR}
@@ -29,6 +30,15 @@ _LONGEST_TIMEOUT_MS = 900_000  # default of the broker's transaction.max.timeout
 _INVALID_TRANSACTION_TIMEOUT = 50
 _ONGOING = "Ongoing"
 SHARED_EPOCH = 0
+
+
+def _refused_topic(answer: Any) -> str:
+    """The topic that an answer to AddPartitionsToTxn says may not be written; "" when none."""
+    for topic in answer.results_by_topic_v3_and_below:
+        for entry in topic.results_by_partition:
+            if entry.partition_error_code == codes.TOPIC_AUTHORIZATION_FAILED:
+                return str(topic.name)
+    return ""
 
 
 async def shared_producer_id(cluster: WireCluster, transactional_id: str) -> int:
@@ -151,7 +161,7 @@ class TransactionalProducer:
             return next((code for code in found if code != 55), found[0] if found else 0)
 
         answer = await self._ask(build, deadline_s, highest=3, code_of=code_of)
-        self._check(code_of(answer), f"adding {len(partitions)} partitions to")
+        self._check(code_of(answer), f"adding {len(partitions)} partitions to", topic=_refused_topic(answer))
 
     async def abort(self, *, deadline_s: float = 30.0) -> None:
         """EndTxn(abort): the coordinator writes one marker into each partition; repeating it is harmless."""
@@ -186,6 +196,8 @@ class TransactionalProducer:
                     request, version=connection.version(request.API_KEY, highest), deadline_s=deadline_s
                 )
                 code = code_of(answer)
+            except AuthorizationError:
+                raise
             except KmirrorError as error:
                 # also while the coordinator cannot be looked up: at an id's first use on a new cluster the
                 # brokers create the topic it is kept in
@@ -202,10 +214,15 @@ class TransactionalProducer:
             await asyncio.sleep(random.uniform(ceiling / 4, ceiling))  # noqa: S311 - jitter, no secret
             ceiling = min(ceiling * 2, 0.5)
 
-    def _check(self, code: int, doing: str) -> None:
+    def _check(self, code: int, doing: str, *, topic: str = "") -> None:
         if code in codes.FENCED:
             raise FencedError(
                 f"{self.transactional_id} was taken over by another node while {doing} a transaction"
             )
         if code:
-            raise broker_error(code, f"{doing} transaction {self.transactional_id}")
+            right, name = Right("WRITE", "transactional-id"), self.transactional_id
+            if code == codes.TOPIC_AUTHORIZATION_FAILED:
+                right, name = Right("WRITE", "topic"), topic
+            elif doing == "describing":
+                right = Right("DESCRIBE", "transactional-id")
+            raise self._cluster.refusal(code, f"{doing} transaction {self.transactional_id}", right, name)

@@ -20,10 +20,11 @@ from kafka.protocol.metadata.metadata import MetadataRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from kmirror_dagster.broker import codes
-from kmirror_dagster.broker.codes import broker_error
 from kmirror_dagster.broker.connection import BufferPool, Connection
+from kmirror_dagster.broker.missing_rights import Right, refusal
 from kmirror_dagster.errors import (
     AuthenticationError,
+    AuthorizationError,
     BrokerError,
     ClusterUnreachableError,
     ConnectionLostError,
@@ -70,7 +71,7 @@ class Outcome:
     """Offset, or the error a partition's part of a call ended with."""
 
     offset: int = -1
-    error: BrokerError | None = None
+    error: KmirrorError | None = None
 
     def value(self) -> int:
         """The offset; raises the error instead when there is one."""
@@ -94,6 +95,7 @@ class WireCluster:
         self.cluster_id: str | None = None
         self._brokers: dict[int, tuple[str, int]] = {}
         self._leaders: dict[TopicPartition, Leader] = {}
+        self._hidden: frozenset[str] = frozenset()  # topics that may not be described
         self._topics: set[str] = set()
         self._read: frozenset[str] = frozenset()
         self._connections: dict[tuple[int, str], Connection] = {}
@@ -197,6 +199,12 @@ class WireCluster:
             connection.close()
         self._connections.clear()
 
+    def refusal(
+        self, code: int, doing: str, right: Right, name: str = ""
+    ) -> AuthorizationError | BrokerError:
+        """Error for a code this cluster answered; a missing right is named with the command that grants it."""
+        return refusal(code, doing, right=right, name=name, settings=self.settings)
+
     # metadata
 
     async def refresh(self, topics: Iterable[str] = (), *, force: bool = False) -> None:
@@ -227,6 +235,7 @@ class WireCluster:
         self.cluster_id = answer.cluster_id
         self._brokers = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
         leaders: dict[TopicPartition, Leader] = {}
+        hidden: set[str] = set()
         for topic in answer.topics:
             topic_id = getattr(topic, "topic_id", None)
             if not topic_id or topic_id.int == 0:
@@ -238,13 +247,15 @@ class WireCluster:
                     )
             if topic.error_code == codes.TOPIC_AUTHORIZATION_FAILED:
                 self._topics.discard(topic.name)
-        self._leaders = leaders
+                hidden.add(topic.name)
+        self._leaders, self._hidden = leaders, frozenset(hidden)
 
     async def leader(self, topic: str, partition: int) -> Leader:
         """Leader of a partition.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION or LEADER_NOT_AVAILABLE, retriable.
+            AuthorizationError: the topic may not be described.
         """
         known = self._leaders.get((topic, partition))
         if known is None:
@@ -252,9 +263,13 @@ class WireCluster:
             known = self._leaders.get((topic, partition))
             if known is None:
                 self._topics.discard(topic)
-                raise broker_error(
-                    codes.UNKNOWN_TOPIC_OR_PARTITION, f"{topic}/{partition} at the {self.role} cluster"
+                code = (
+                    codes.TOPIC_AUTHORIZATION_FAILED
+                    if topic in self._hidden
+                    else codes.UNKNOWN_TOPIC_OR_PARTITION
                 )
+                doing = f"{topic}/{partition} at the {self.role} cluster"
+                raise self.refusal(code, doing, Right("DESCRIBE", "topic"), topic)
         return known
 
     def known_leader(self, topic: str, partition: int) -> Leader | None:
@@ -278,7 +293,12 @@ class WireCluster:
                     FindCoordinatorRequest(key=transactional_id, key_type=1), version=2
                 )
             if answer.error_code:
-                raise broker_error(answer.error_code, f"looking up the coordinator of {transactional_id}")
+                raise self.refusal(
+                    answer.error_code,
+                    f"looking up the coordinator of {transactional_id}",
+                    Right("DESCRIBE", "transactional-id"),
+                    transactional_id,
+                )
             node_id = answer.node_id
             self._brokers.setdefault(node_id, (answer.host, answer.port))
             self._coordinators[transactional_id] = node_id
@@ -332,7 +352,9 @@ class WireCluster:
                     )
                 )
                 if answer.error_code:
-                    raise broker_error(answer.error_code, "obtaining a producer id")
+                    # without any topic it may write to, a principal needs this
+                    right = Right("IDEMPOTENT_WRITE", "cluster")
+                    raise self.refusal(answer.error_code, "obtaining a producer id", right)
                 self._identity = (answer.producer_id, answer.producer_epoch)
             return self._identity
 
@@ -371,7 +393,7 @@ class WireCluster:
                 for entry in topic.partitions:
                     yield topic.name, entry.partition_index, entry.error_code, entry.offset
 
-        return await self._per_leader(partitions, build, read, "ListOffsets", highest=9)
+        return await self._per_leader(partitions, build, read, "ListOffsets", "DESCRIBE", highest=9)
 
     async def log_ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Outcome]:
         """Log end offsets at the leaders, beyond the high watermark too.
@@ -403,7 +425,7 @@ class WireCluster:
                 for entry in topic.partitions:
                     yield topic.topic, entry.partition, entry.error_code, entry.end_offset
 
-        return await self._per_leader(partitions, build, read, "OffsetForLeaderEpoch", highest=4)
+        return await self._per_leader(partitions, build, read, "OffsetForLeaderEpoch", "DESCRIBE", highest=4)
 
     async def delete_records(self, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, Outcome]:
         """Move log starts (DeleteRecords); answers the new low watermarks."""
@@ -431,7 +453,7 @@ class WireCluster:
                 for entry in topic.partitions:
                     yield topic.name, entry.partition_index, entry.error_code, entry.low_watermark
 
-        return await self._per_leader(list(offsets), build, read, "DeleteRecords", highest=2)
+        return await self._per_leader(list(offsets), build, read, "DeleteRecords", "DELETE", highest=2)
 
     async def _per_leader(
         self,
@@ -439,6 +461,7 @@ class WireCluster:
         build: Callable[[list[tuple[str, int, Leader]]], Any],
         read: Callable[[Any], Iterable[tuple[str, int, int, int]]],
         name: str,
+        operation: str,
         *,
         highest: int,
     ) -> dict[TopicPartition, Outcome]:
@@ -450,7 +473,7 @@ class WireCluster:
         for topic, index in partitions:
             try:
                 leader = await self.leader(topic, index)
-            except BrokerError as error:
+            except (BrokerError, AuthorizationError) as error:
                 results[topic, index] = Outcome(error=error)
                 continue
             groups.setdefault(leader.node_id, []).append((topic, index, leader))
@@ -463,7 +486,8 @@ class WireCluster:
             for topic, index, error_code, offset in read(answer):
                 error = None
                 if error_code:
-                    error = broker_error(error_code, f"{name} of {topic}/{index} at the {self.role} cluster")
+                    doing = f"{name} of {topic}/{index} at the {self.role} cluster"
+                    error = self.refusal(error_code, doing, Right(operation, "topic"), topic)
                     if error_code in codes.STALE_METADATA:
                         self.forget(topic, index)
                 results[topic, index] = Outcome(offset, error)
@@ -482,7 +506,8 @@ class WireCluster:
         if entry.error_code:
             if entry.error_code in codes.STALE_METADATA:
                 self.forget(topic, partition)
-            raise broker_error(entry.error_code, f"DescribeProducers of {topic}/{partition}")
+            doing = f"DescribeProducers of {topic}/{partition} at the {self.role} cluster"
+            raise self.refusal(entry.error_code, doing, Right("READ", "topic"), topic)
         return [
             ProducerState(
                 state.producer_id,
@@ -515,6 +540,8 @@ async def retrying(
     while True:
         try:
             return await attempt()
+        except AuthorizationError:
+            raise  # whoever called tries again when somebody had time to grant it
         except KmirrorError as error:
             left = end - time.monotonic()
             if not error.retriable or left <= 0:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from kmirror_dagster.broker import codes
 from kmirror_dagster.broker.admin import ClusterAdmin
-from kmirror_dagster.broker.admin_errors import principal_of
 from kmirror_dagster.broker.admin_types import Acl
+from kmirror_dagster.broker.missing_rights import principal_of
 from kmirror_dagster.errors import AuthorizationError, BrokerError, KmirrorError
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
 from kmirror_dagster.metadata.acl_release import release_acls

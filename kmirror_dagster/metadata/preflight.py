@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict
 
 from kmirror_dagster.broker import codes
 from kmirror_dagster.broker.admin import ClusterAdmin
-from kmirror_dagster.broker.admin_errors import principal_of
 from kmirror_dagster.broker.admin_types import OFFSET_GROUP_TYPES, ClusterDescription
 from kmirror_dagster.broker.deadlines import Deadline
+from kmirror_dagster.broker.missing_rights import principal_of
 from kmirror_dagster.errors import AuthorizationError, BrokerError, KmirrorError
 from kmirror_dagster.metadata.acls import freeze_of, writer_text, writers
 from kmirror_dagster.metadata.reader import CALL_S
