@@ -39,6 +39,19 @@ class DesiredState(str, Enum):
 
 _S = MirrorState
 
+# One line each, for people: documentation and descriptions.
+MEANINGS: dict[MirrorState, str] = {
+    _S.LOG_ALIGNMENT: "Finding out where the destination's log ends and what the source has there.",
+    _S.EPOCH_FENCING: "The source's leader changed: its epoch is looked up before copying goes on.",
+    _S.ULE_RECOVERY: "The source lost its tail (unclean leader election): both logs are compared.",
+    _S.MIRRORING: "Records are copied as they come.",
+    _S.PAUSING: "Copying ends; the position is kept.",
+    _S.PAUSED: "Nothing is copied; the topic stays read-only and keeps its position.",
+    _S.STOPPING: "Mirroring ends: what is in flight is resolved, the last position recorded.",
+    _S.STOPPED: "No mirror any more: an ordinary, writable topic.",
+    _S.FAILED: "Something is in the way; the reason is stored. Retried, or not, by kind of error.",
+}
+
 # None stands for "no state yet" (UNKNOWN in the KIP). FAILED may follow and re-enter any state, see
 # `is_allowed`.
 ALLOWED_FROM: dict[MirrorState, frozenset[MirrorState | None]] = {

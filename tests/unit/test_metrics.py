@@ -1,8 +1,5 @@
 """What a node tells Prometheus."""
 
-import runpy
-from pathlib import Path
-
 import pytest
 
 from kmirror_dagster.coordination.metric_catalogue import CATALOGUE
@@ -13,8 +10,6 @@ from kmirror_dagster.metadata.outcome import Step
 from kmirror_dagster.records import PartitionRecord
 from tests.helpers.coordination import MemoryNode, World, document, eventually, led_world, mirrored
 from tests.helpers.exposition import Exposition, busy_exposition, exporter_of, refresh_status
-
-PAGE_SCRIPT = Path(__file__).parents[2] / "docs" / "metrics_page.py"
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +173,3 @@ def test_texts_are_escaped() -> None:
         return Exposition(exporter_of(node).render())
 
     assert led_world(test).samples("kmirror_failed_partition_info")[0]["reason"] == text
-
-
-def test_page_of_metrics_is_current() -> None:
-    """docs/metrics.md is what its script writes; write it anew with: python docs/metrics_page.py."""
-    script = runpy.run_path(str(PAGE_SCRIPT))
-    assert PAGE_SCRIPT.with_name("metrics.md").read_text(encoding="utf-8") == script["page"]()

@@ -1,16 +1,12 @@
-"""Writes docs/metrics.md from the catalogue of metrics: `python docs/metrics_page.py`."""
-
-from pathlib import Path
+"""Reference of a node's metrics."""
 
 from kmirror_dagster.coordination.metric_catalogue import CATALOGUE, MetricSpec
-
-PAGE = Path(__file__).with_name("metrics.md")
 
 _HEAD = """\
 # Metrics of a node
 
 `GET /metrics` of every node, Prometheus text format, with the API's bearer token. This page is written by
-`python docs/metrics_page.py` from `kmirror_dagster/coordination/metric_catalogue.py`.
+`make docs` from `kmirror_dagster/coordination/metric_catalogue.py`.
 
 What belongs to a mirror partition is told by the node that leads it, what belongs to a mirror as a whole (topics,
 limits, refreshes) by the node that leads the mirror: sum or take the maximum over the nodes. Counters begin at 0 when
@@ -38,7 +34,3 @@ def page() -> str:
 def _row(spec: MetricSpec) -> str:
     labels = ", ".join(f"`{label}`" for label in spec.labels)
     return f"| `{spec.name}` | {spec.kind} | {labels} | {spec.text} |\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
