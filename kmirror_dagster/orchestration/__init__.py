@@ -3,6 +3,7 @@
 from dagster_shared.libraries import DagsterLibraryRegistry
 
 from kmirror_dagster import __version__
+from kmirror_dagster.orchestration.component import KafkaMirrorComponent, MirrorItem, NodeConnection
 from kmirror_dagster.orchestration.definitions_builder import build_mirror_definitions
 from kmirror_dagster.orchestration.keys import PartitionKey
 from kmirror_dagster.orchestration.resources import KMirrorResource
@@ -12,8 +13,11 @@ from kmirror_dagster.orchestration.translator import KMirrorTranslator, MirrorPr
 __all__ = [
     "KMirrorResource",
     "KMirrorTranslator",
+    "KafkaMirrorComponent",
+    "MirrorItem",
     "MirrorProps",
     "MirrorTarget",
+    "NodeConnection",
     "PartitionKey",
     "build_mirror_definitions",
 ]

@@ -1,17 +1,22 @@
 """The mirrors a code location shows: what must be known of them while definitions load, without network."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from kmirror_dagster.errors import SettingsError
+from kmirror_dagster.errors import UsageError
 from kmirror_dagster.orchestration.keys import PartitionKey
 from kmirror_dagster.settings import MirrorSettings, PolicySettings, load_document
+from kmirror_dagster.settings.documents import Document
+from kmirror_dagster.settings.loading import check_document
 
 MirrorLike: TypeAlias = "MirrorTarget | MirrorSettings | Path | str"
+
+# each is an asset of its own in every process that imports the code, and one request at every refresh
+MAX_SHOWN_TOPICS = 200
 
 
 @dataclass(frozen=True)
@@ -23,18 +28,32 @@ class MirrorTarget:
         policies: limits of the checks and of the failover sensor.
         source_topics: topics to show one by one as external assets upstream of the mirror; besides them there
             is always one for the source as a whole: which topics it has is not known while definitions load.
-        document: path of the settings document, None when only the name is known.
+        mirrored_topics: topics to show one by one as assets downstream of the mirror, for their readers'
+            assets to depend on.
+        document: path of the settings document, None when there is no file.
+        settings: the settings document, `${ENV}` references unresolved; None when only the name is known.
     """
 
     name: str
     policies: PolicySettings = field(default_factory=PolicySettings)
     source_topics: Sequence[str] = ()
+    mirrored_topics: Sequence[str] = ()
     document: Path | None = None
+    settings: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
 
     def __post_init__(self) -> None:
         # a mirror's name obeys the same rule as a topic's
-        for name in (self.name, *self.source_topics):
+        for name in (self.name, *self.source_topics, *self.mirrored_topics):
             PartitionKey(name, 0)
+        if len(self.mirrored_topics) > MAX_SHOWN_TOPICS:
+            raise UsageError(
+                f"mirror {self.name}: {len(self.mirrored_topics)} mirrored_topics; show at most "
+                f"{MAX_SHOWN_TOPICS} one by one"
+            )
+
+    def showing(self, source_topics: Sequence[str], mirrored_topics: Sequence[str]) -> "MirrorTarget":
+        """The same mirror with these topics shown one by one."""
+        return replace(self, source_topics=tuple(source_topics), mirrored_topics=tuple(mirrored_topics))
 
 
 def mirror_target(mirror: MirrorLike) -> MirrorTarget:
@@ -54,15 +73,28 @@ def mirror_target(mirror: MirrorLike) -> MirrorTarget:
     return MirrorTarget(mirror)
 
 
+def target_of_document(document: Document) -> MirrorTarget:
+    """Make a target of a settings document that stands somewhere else, such as in `defs.yaml`.
+
+    Raises:
+        SettingsError: one line with place, setting and remedy.
+    """
+    check_document(document)
+    return MirrorTarget(
+        name=str(document.values["mirror"]), policies=_policies(document), settings=document.values
+    )
+
+
 def _from_document(path: Path) -> MirrorTarget:
-    document: dict[str, Any] = load_document(path)
-    name = document.get("mirror")
-    if not isinstance(name, str):
-        raise SettingsError(f"{path}: no mirror named; add 'mirror: NAME'")
+    values: dict[str, Any] = load_document(path)
+    target = target_of_document(Document(str(path), values))
+    return replace(target, document=path)
+
+
+def _policies(document: Document) -> PolicySettings:
     try:
-        policies = PolicySettings.model_validate(document.get("policies") or {})
+        return PolicySettings.model_validate(document.values.get("policies") or {})
     except ValidationError as error:
+        # nodes have the environment that such a reference is to be found in, a code location need not
         first = error.errors()[0]
-        where = ".".join(str(part) for part in ("policies", *first["loc"]))
-        raise SettingsError(f"{path}: {where}: {first['msg']}") from error
-    return MirrorTarget(name, policies, document=path)
+        raise document.error(("policies", *first["loc"]), first["msg"]) from error

@@ -1,7 +1,5 @@
 """Verify job: both clusters of a mirror compared record by record, as `kmirror verify` does."""
 
-from pathlib import Path
-
 import dagster as dg
 from pydantic import BaseModel, ConfigDict
 
@@ -11,6 +9,7 @@ from kmirror_dagster.orchestration.figures import seconds
 from kmirror_dagster.orchestration.job_parts import JobParts, mirrors_field, topics_field
 from kmirror_dagster.orchestration.node_api import NodeApi
 from kmirror_dagster.orchestration.resources import resource_of
+from kmirror_dagster.orchestration.targets import MirrorTarget
 from kmirror_dagster.settings import MirrorSettings, load_mirror, mirror_from_document, name_matcher
 from kmirror_dagster.verification.report import VerifyReport
 
@@ -53,7 +52,7 @@ def verify_job(parts: JobParts) -> dg.JobDefinition:
             view = parts.view(mirror)
             try:
                 with resource_of(context, parts.resource_key).connect(budget_s=_CALL_BUDGET_S) as node:
-                    settings, topics = _subject(node, view.target.document, mirror, config.topics)
+                    settings, topics = _subject(node, view.target, config.topics)
                 report = _compare(settings, topics, config)
             except KmirrorError as error:
                 raise dg.Failure(f"verify {mirror}: {error}", allow_retries=False) from error
@@ -69,15 +68,18 @@ def verify_job(parts: JobParts) -> dg.JobDefinition:
     return parts.job(verify, name, "Compare both clusters record by record, and committed group offsets.")
 
 
-def _subject(
-    node: NodeApi, document: Path | None, mirror: str, patterns: list[str]
-) -> tuple[MirrorSettings, list[str]]:
+def _subject(node: NodeApi, target: MirrorTarget, patterns: list[str]) -> tuple[MirrorSettings, list[str]]:
     """Settings and topics to compare: those that are mirrored now."""
-    settings = load_mirror(document) if document else mirror_from_document(node.document(mirror))
+    # as it stands here, or as it was created; a file names the line of what is wrong with it
+    settings = (
+        load_mirror(target.document)
+        if target.document
+        else mirror_from_document(target.settings or node.document(target.name))
+    )
     is_wanted = name_matcher(patterns or None)
     topics = [
         topic.topic
-        for topic in node.mirror(mirror).topics
+        for topic in node.mirror(target.name).topics
         if topic.desired is not DesiredState.STOPPED and not topic.error and is_wanted(topic.topic)
     ]
     return settings, topics

@@ -94,9 +94,18 @@ def load_document(path: Path) -> dict[str, Any]:
         SettingsError: one line with file, line, setting and remedy.
     """
     document = read_file(path)
+    check_document(document)
+    return document.values
+
+
+def check_document(document: Document) -> None:
+    """Check a mirror's settings document as far as that goes without the environment.
+
+    Raises:
+        SettingsError: one line with the place, setting and remedy.
+    """
     _check(document, MirrorSettings, None)
     _refuse_literal_secrets(document)
-    return document.values
 
 
 def mirror_from_document(
@@ -265,6 +274,7 @@ def _refuse_literal_secrets(document: Document) -> None:
 
 
 __all__ = [
+    "check_document",
     "format_path",
     "load_document",
     "load_mirror",
