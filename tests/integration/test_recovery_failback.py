@@ -4,7 +4,6 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from confluent_kafka import Consumer, TopicPartition
 from typer.testing import Result
 
 from kmirror_dagster.lifecycle import MirrorState
-from kmirror_dagster.recovery.failback_look import reverse_name
 from kmirror_dagster.recovery.quarantine import read_tail
 from kmirror_dagster.verification.history import read_history
 from kmirror_dagster.verification.history_checker import check_history
@@ -20,7 +18,6 @@ from kmirror_dagster.verification.history_recorder import HistoryWriter, Recorde
 from tests.conftest import Clusters
 from tests.helpers.command_line import kmirror
 from tests.helpers.kafka import (
-    Record,
     commit_offsets,
     committed_offsets,
     consume,
@@ -29,14 +26,11 @@ from tests.helpers.kafka import (
     producer,
     write,
 )
-from tests.helpers.nodes import NodeMirror, NodeProcess, mirrored, ranges
+from tests.helpers.nodes import NodeProcess, mirrored, ranges
+from tests.helpers.pairs import Pair, numbered
 from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.integration
-
-
-def numbered(count: int, first: int, side: str) -> list[Record]:
-    return [Record(b"%s-%04d" % (side.encode(), n), b"k-%04d" % n) for n in range(first, first + count)]
 
 
 @pytest.fixture(scope="module")
@@ -47,50 +41,6 @@ def back_node(clusters: Clusters, tmp_path_factory: pytest.TempPathFactory) -> I
         yield process.start()
     finally:
         process.stop()
-
-
-@dataclass
-class Pair:
-    """A mirror from A to B, and the nodes of both."""
-
-    forward: NodeMirror
-    back_node: NodeProcess
-    quarantine: Path
-
-    @property
-    def back(self) -> NodeMirror:
-        """The mirror from B to A."""
-        forward = self.forward
-        name = reverse_name(forward.name)
-        return NodeMirror(self.back_node, forward.destination, forward.source, name=name)
-
-    def failback(self, *more: str) -> dict[str, object]:
-        """Run the command; what it answers as JSON."""
-        result = kmirror(
-            "--state-dir",
-            str(self.forward.node.state_dir),
-            "failback",
-            self.forward.name,
-            "--to-state-dir",
-            str(self.back_node.state_dir),
-            "--quarantine",
-            str(self.quarantine),
-            "--json",
-            *more,
-        )
-        assert result.exit_code == 0, result.output
-        document: dict[str, object] = json.loads(result.stdout)
-        return document
-
-    def fail_over(self, *topics: str) -> None:
-        """Stop the mirror; B takes over."""
-        self.forward.node.client.verb(self.forward.name, "stop")
-        self.forward.await_states(MirrorState.STOPPED, *topics)
-
-    @property
-    def turned(self) -> "Pair":
-        """The same the other way round: the mirror from B to A is the one that fails over."""
-        return Pair(self.back, self.forward.node, self.quarantine)
 
 
 @pytest.fixture
