@@ -1,6 +1,9 @@
 """A mirror and the way back: A->B, failover, writes on both sides, B->A."""
 
 import json
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +12,8 @@ from kmirror_dagster.recovery.failback_look import reverse_name
 from tests.helpers.command_line import kmirror
 from tests.helpers.kafka import Record
 from tests.helpers.nodes import NodeMirror, NodeProcess
+
+ROOT = Path(__file__).parents[2]
 
 
 def numbered(count: int, first: int, side: str) -> list[Record]:
@@ -31,23 +36,45 @@ class Pair:
         name = reverse_name(forward.name)
         return NodeMirror(self.back_node, forward.destination, forward.source, name=name)
 
-    def failback(self, *more: str) -> dict[str, object]:
-        """Run the command; what it answers as JSON."""
-        result = kmirror(
-            "--state-dir",
-            str(self.forward.node.state_dir),
-            "failback",
-            self.forward.name,
-            "--to-state-dir",
-            str(self.back_node.state_dir),
-            "--quarantine",
-            str(self.quarantine),
-            "--json",
-            *more,
-        )
+    def arguments(self, command: str, *more: str) -> list[str]:
+        """Command line of `failback` or `switchover`."""
+        state_dir, to_state_dir = str(self.forward.node.state_dir), str(self.back_node.state_dir)
+        return [
+            *("--state-dir", state_dir, command, self.forward.name, "--to-state-dir", to_state_dir),
+            *(("--quarantine", str(self.quarantine)) if command == "failback" else ("--quiet", "0.5")),
+            *("--json", *more),
+        ]
+
+    def run(self, command: str, *more: str) -> dict[str, object]:
+        """Run a command; what it answers as JSON."""
+        result = kmirror(*self.arguments(command, *more))
         assert result.exit_code == 0, result.output
         document: dict[str, object] = json.loads(result.stdout)
         return document
+
+    def failback(self, *more: str) -> dict[str, object]:
+        """Run `failback`; what it answers as JSON."""
+        return self.run("failback", *more)
+
+    def killed(self, point: int, command: str, *more: str) -> bool:
+        """Run a command in a process of its own that is killed at a point; whether it was."""
+        line = [sys.executable, "-m", "tests.helpers.killed_command", str(point)]
+        done = subprocess.run(
+            [*line, *self.arguments(command, *more)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=180,
+            check=False,
+        )
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        return done.returncode != 0
+
+    def step(self) -> str:
+        """Step of the recovery under way, as stored."""
+        stored = self.forward.node.client.recovery(self.forward.name)
+        return stored.step if stored is not None else "nothing"
 
     def fail_over(self, *topics: str) -> None:
         """Stop the mirror; B takes over."""
