@@ -84,6 +84,10 @@ def switchover(
             _abort(client, mirror, stored)
             return
         patterns = split_patterns(topics)
+        if stored is not None and _is_done(client, stored, patterns):
+            typer.echo(f"{mirror}: has been switched over already", err=True)
+            print_outcome(stored, as_json=as_json, with_plan=False)
+            return
         if stored is not None and not stored.finished:
             record = stored
             typer.echo(f"{mirror}: going on with the switchover under way, at step {record.step}", err=True)
@@ -98,6 +102,22 @@ def switchover(
             record = _planned(client, record, name, directory)
             done = carry_out(client, other, record, timeout)
     print_outcome(done, as_json=as_json, with_plan=False)
+
+
+def _is_done(client: "NodeClient", stored: "RecoveryRecord", patterns: list[str] | None) -> bool:
+    """Whether these topics have been switched over, and none of them has been started again since."""
+    from kmirror_dagster.recovery import switchover as room
+    from kmirror_dagster.recovery.failback import FailbackState, FailbackStep
+    from kmirror_dagster.settings import name_matcher
+
+    if stored.operation != room.OPERATION or stored.step != FailbackStep.DONE.value:
+        return False
+    selects = name_matcher(patterns)
+    back = {topic.topic for topic in FailbackState.model_validate(stored.document).plan.topics}
+    statuses = [status for status in client.iter_partitions(stored.mirror) if selects(status.topic)]
+    return bool(statuses) and all(
+        status.topic in back and status.desired is DesiredState.STOPPED for status in statuses
+    )
 
 
 def _begun(

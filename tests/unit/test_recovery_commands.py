@@ -6,6 +6,8 @@ import pytest
 
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
 from kmirror_dagster.records import RecoveryRecord
+from kmirror_dagster.recovery.failback import FailbackState
+from kmirror_dagster.recovery.failback_plan import FailbackPlan, TopicAction, TopicPlan
 from tests.helpers.command_line import FakeNode, install, kmirror, refused, set_states
 
 
@@ -78,3 +80,24 @@ def test_the_other_node_has_to_be_named(node: RecoveringNode) -> None:
     """Without a node at the source there is no way back: said before anything is done."""
     line = refused(kmirror("switchover", "orders", "--yes"))
     assert "--to-state-dir or --to-endpoint" in line
+
+
+def test_switched_over_twice_is_said(node: RecoveringNode) -> None:
+    """A switchover that is done is not begun again; one of topics that were started since is."""
+    plan = FailbackPlan(
+        mirror="orders",
+        reverse="orders-back",
+        old_source_id="a",
+        new_source_id="b",
+        stopped_ms=1,
+        quarantine="q",
+        topics=[TopicPlan(topic=name, action=TopicAction.CONTINUE) for name in ("orders-eu", "orders-us")],
+    )
+    document = FailbackState(plan=plan, document={}).model_dump(mode="json")
+    node.stored = under_way("switchover", "done", finished=True, document=document)
+    set_states(node, MirrorState.STOPPED, desired=DesiredState.STOPPED)
+    result = kmirror("switchover", "orders", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "has been switched over already" in result.stderr
+    set_states(node, MirrorState.PAUSED, desired=DesiredState.PAUSED)
+    assert "is not MIRRORING" in refused(kmirror("switchover", "orders", "--yes"))
