@@ -21,9 +21,13 @@ STATE_TOPIC = "__mirror_state"
 DEFAULT_STATE_PARTITIONS = 50
 # 10,000 ACLs make about 60 KiB a record
 ACL_CHUNKS = 16
+QUOTA_CHUNKS = 4
 
 # resource type, resource name, pattern type, principal, host, operation, permission
 AclFields: TypeAlias = tuple[str, str, str, str, str, str, str]
+
+# (kind, name) pairs, None for the default of a kind; key; value
+QuotaFields: TypeAlias = tuple[tuple[tuple[str, str | None], ...], str, float]
 
 
 class _Record(BaseModel):
@@ -141,6 +145,24 @@ class AclsRecord(_Record):
         return (self.mirror, self.chunk)
 
 
+class QuotasRecord(_Record):
+    """Client quotas at the destination that are there because of the mirror: one of `QUOTA_CHUNKS` parts.
+
+    One that leaves the source is removed only when it is one of these, with the value it has here.
+
+    Attributes:
+        quotas: whom each is for, its key and its value; sorted.
+    """
+
+    TYPE = "quotas"
+    mirror: str
+    chunk: int
+    quotas: tuple[QuotaFields, ...] = ()
+
+    def key_parts(self) -> tuple[str | int, ...]:
+        return (self.mirror, self.chunk)
+
+
 class PartitionRecord(_Record):
     """Actual state of one mirror partition, written by the node that leads its coordinator partition.
 
@@ -237,7 +259,14 @@ class LeaderRecord(_Record):
 
 
 Record: TypeAlias = (
-    MirrorRecord | TopicRecord | AclsRecord | PartitionRecord | PositionRecord | RecoveryRecord | LeaderRecord
+    MirrorRecord
+    | TopicRecord
+    | AclsRecord
+    | QuotasRecord
+    | PartitionRecord
+    | PositionRecord
+    | RecoveryRecord
+    | LeaderRecord
 )
 Key: TypeAlias = tuple[str | int, ...]
 
@@ -247,6 +276,7 @@ _TYPES: dict[str, type[_Record]] = {
         MirrorRecord,
         TopicRecord,
         AclsRecord,
+        QuotasRecord,
         PartitionRecord,
         PositionRecord,
         RecoveryRecord,
@@ -304,6 +334,11 @@ def decode(key: bytes, value: bytes) -> Record:
 def acl_chunk(fields: AclFields) -> int:
     """Which of a mirror's `AclsRecord`s an ACL is listed in."""
     return zlib.crc32("\0".join(fields).encode()) % ACL_CHUNKS
+
+
+def quota_chunk(fields: QuotaFields) -> int:
+    """Which of a mirror's `QuotasRecord`s a client quota is listed in."""
+    return zlib.crc32(json.dumps(fields[:2]).encode()) % QUOTA_CHUNKS
 
 
 def mirror_owner(mirror: str, count: int) -> int:

@@ -7,7 +7,14 @@ call is raised: ClusterUnreachableError, AuthenticationError, DeadlineError.
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from kmirror_dagster.broker import admin_acls, admin_rights, admin_users, cluster_wire, group_wire
+from kmirror_dagster.broker import (
+    admin_acls,
+    admin_quotas,
+    admin_rights,
+    admin_users,
+    cluster_wire,
+    group_wire,
+)
 from kmirror_dagster.broker.admin_calls import DEFAULT_TIMEOUT_S
 from kmirror_dagster.broker.admin_groups import GroupCalls
 from kmirror_dagster.broker.admin_offsets import OffsetCalls
@@ -20,6 +27,8 @@ from kmirror_dagster.broker.admin_types import (
     CommittedOffset,
     GroupListings,
     Partition,
+    QuotaEntity,
+    Quotas,
 )
 from kmirror_dagster.broker.wire import WireCluster
 from kmirror_dagster.broker.wire_thread import WireThread
@@ -145,9 +154,22 @@ class ClusterAdmin(TopicCalls, OffsetCalls, GroupCalls):
         """Users with SCRAM credentials; AuthorizationError without DESCRIBE on the cluster."""
         return self._over_wire(admin_users.scram_users, timeout_s, "listing SCRAM users")
 
-    def client_quotas(self, *, timeout_s: float | None = None) -> Mapping[str, Mapping[str, float]]:
+    def client_quotas(self, *, timeout_s: float | None = None) -> Quotas:
         """Client quotas by whom they are for; AuthorizationError without DESCRIBE_CONFIGS on the cluster."""
-        return self._over_wire(admin_users.client_quotas, timeout_s, "listing client quotas")
+        return self._over_wire(admin_quotas.client_quotas, timeout_s, "listing client quotas")
+
+    def alter_client_quotas(
+        self,
+        changes: Mapping[QuotaEntity, Mapping[str, float | None]],
+        *,
+        timeout_s: float | None = None,
+    ) -> Mapping[QuotaEntity, KmirrorError | None]:
+        """Set client quotas, or remove those whose value is None; None in the answer stands for done."""
+        if not changes:
+            return {}
+        return self._over_wire(
+            lambda cluster: admin_quotas.alter_client_quotas(cluster, changes), timeout_s, "changing quotas"
+        )
 
     def is_exempt(self, *, timeout_s: float | None = None) -> bool:
         """Whether no DENY hits this client's principal; tried out on a group that nobody uses.

@@ -171,6 +171,25 @@ class CommittedOffset:
     leader_epoch: int | None = None
 
 
+# (kind, name) pairs by kind: "user", "client-id" or "ip"; None stands for the default of its kind
+QuotaEntity: TypeAlias = tuple[tuple[str, str | None], ...]
+Quotas: TypeAlias = Mapping[QuotaEntity, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Quota:
+    """One client quota (KIP-546): whom it is for, its key ("producer_byte_rate", ...) and value."""
+
+    entity: QuotaEntity
+    key: str
+    value: float
+
+
+def entity_text(entity: QuotaEntity) -> str:
+    """Whom a quota is for, as "client-id=<default>, user=alice"."""
+    return ", ".join(f"{kind}={'<default>' if name is None else name}" for kind, name in entity)
+
+
 @dataclass(frozen=True, order=True)
 class Acl:
     """One ACL binding, in Kafka's names ("TOPIC", "LITERAL", "User:alice", "*", "WRITE", "ALLOW")."""

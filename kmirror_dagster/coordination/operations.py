@@ -139,6 +139,7 @@ class MirrorOperations:
             topics = self._view.topics.get(mirror, {})
             keys = [encode_key(TopicRecord.TYPE, mirror, topic) for topic in topics]
             keys += [record.key() for record in self._view.acls.values() if record.mirror == mirror]
+            keys += [record.key() for record in self._view.quotas.values() if record.mirror == mirror]
             if mirror in self._view.recoveries:
                 keys.append(encode_key(RecoveryRecord.TYPE, mirror))
             # one batch: no node ever sees half of a mirror's intents

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from kmirror_dagster.broker.admin_types import Acl
+from kmirror_dagster.broker.admin_types import Acl, Quota
 from kmirror_dagster.errors import KmirrorError, ReplicationError
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.metadata.outcome import RefreshOutcome, RefreshPlan
@@ -67,6 +67,7 @@ class MetadataRefresher(Protocol):
         deadline_s: float,
         *,
         synced_acls: frozenset[Acl] = ...,
+        synced_quotas: frozenset[Quota] = ...,
     ) -> RefreshOutcome: ...
 
     def plan(
@@ -76,6 +77,7 @@ class MetadataRefresher(Protocol):
         deadline_s: float,
         *,
         synced_acls: frozenset[Acl] = ...,
+        synced_quotas: frozenset[Quota] = ...,
     ) -> RefreshPlan: ...
 
     def close(self) -> None: ...

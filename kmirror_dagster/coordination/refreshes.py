@@ -11,6 +11,7 @@ from kmirror_dagster.coordination.decisions import intent_after_refresh
 from kmirror_dagster.coordination.keys import PartitionKey
 from kmirror_dagster.coordination.ports import MetadataRefresher
 from kmirror_dagster.coordination.shard import Shard, Write
+from kmirror_dagster.coordination.stored_quotas import changed_quotas, stored_quotas
 from kmirror_dagster.coordination.view import Change, StateView
 from kmirror_dagster.errors import KmirrorError, NotLeaderError
 from kmirror_dagster.lifecycle import MirrorState
@@ -190,14 +191,14 @@ class RefreshCoordinator:
         record = self._view.mirrors[mirror]
         known = dict(self._view.topics.get(mirror, {}))
         states = LiveStates(self._view, mirror)
-        synced = stored_acls(self._view, mirror)
+        acls, quotas = stored_acls(self._view, mirror), stored_quotas(self._view, mirror)
         # what it remembers of former refreshes belongs to the plan
         current = runner.refresher if runner.revision == record.revision else None
 
         def work() -> RefreshPlan:
             refresher = current or self._factory(record)
             try:
-                return refresher.plan(known, states, _PLAN_DEADLINE_S, synced_acls=synced)
+                return refresher.plan(known, states, _PLAN_DEADLINE_S, synced_acls=acls, synced_quotas=quotas)
             finally:
                 if current is None:
                     refresher.close()
@@ -287,7 +288,7 @@ class RefreshCoordinator:
         record = self._view.mirrors[mirror]
         known = dict(self._view.topics.get(mirror, {}))
         states = LiveStates(self._view, mirror)
-        synced = stored_acls(self._view, mirror)
+        acls, quotas = stored_acls(self._view, mirror), stored_quotas(self._view, mirror)
         previous = runner.refresher if runner.revision != record.revision else None
 
         def work() -> RefreshOutcome:
@@ -297,7 +298,7 @@ class RefreshCoordinator:
                 runner.refresher = None
                 runner.refresher = self._factory(record)
                 runner.revision = record.revision
-            return runner.refresher.run(known, states, _DEADLINE_S, synced_acls=synced)
+            return runner.refresher.run(known, states, _DEADLINE_S, synced_acls=acls, synced_quotas=quotas)
 
         runner.work = self._executor.submit(work)
         return await asyncio.wrap_future(runner.work)
@@ -317,6 +318,8 @@ class RefreshCoordinator:
         ]
         if outcome.acls is not None:
             writes += changed_acls(self._view, mirror, outcome.acls)
+        if outcome.quotas is not None:
+            writes += changed_quotas(self._view, mirror, outcome.quotas)
         if writes:
             await shard.write(writes)
 

@@ -22,6 +22,7 @@ from kmirror_dagster.records import (
     MirrorRecord,
     PartitionRecord,
     PositionRecord,
+    QuotasRecord,
     Record,
     RecoveryRecord,
     TopicRecord,
@@ -80,7 +81,7 @@ def decode_entry(partition: int, offset: int, at_ms: int, key: bytes | None, val
 def home_of(key: Key, count: int) -> int | None:
     """Coordinator partition a key belongs to; None when the key is of no known shape."""
     match key:
-        case ("mirror" | "topic" | "acls" | "recovery", str(mirror), *_):
+        case ("mirror" | "topic" | "acls" | "quotas" | "recovery", str(mirror), *_):
             return mirror_owner(mirror, count)
         case ("partition" | "position", str(mirror), str(topic), int(partition)):
             return partition_owner(mirror, topic, partition, count)
@@ -114,6 +115,7 @@ class StateView:
         self.mirrors: dict[str, MirrorRecord] = {}
         self.topics: dict[str, dict[str, TopicRecord]] = {}
         self.acls: dict[tuple[str, int], AclsRecord] = {}
+        self.quotas: dict[tuple[str, int], QuotasRecord] = {}
         self.states: dict[PartitionKey, PartitionRecord] = {}
         self.positions: dict[PartitionKey, PositionRecord] = {}
         self.recoveries: dict[str, RecoveryRecord] = {}
@@ -237,6 +239,8 @@ class StateView:
                 return self._store_topic(str(key[1]), str(key[2]), record, key)
             case "acls":
                 return self._swap(self.acls, (str(key[1]), int(key[2])), record, key)
+            case "quotas":
+                return self._swap(self.quotas, (str(key[1]), int(key[2])), record, key)
             case "recovery":
                 return self._swap(self.recoveries, str(key[1]), record, key)
             case "leader":

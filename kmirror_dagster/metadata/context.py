@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kmirror_dagster.broker.admin import ClusterAdmin
-from kmirror_dagster.broker.admin_types import Acl, Partition
+from kmirror_dagster.broker.admin_types import Acl, Partition, Quota
 from kmirror_dagster.broker.deadlines import Deadline
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.metadata.memory import Memory
@@ -28,8 +28,8 @@ class RefreshContext:
         dry_run: plan only.
         changes: altering requests, planned or made.
         intents: what the coordinator is to store, by topic.
-        synced_acls: ACLs that were at the destination because of the mirror.
-        acls: those that are now; None while that was not looked at.
+        synced_acls, synced_quotas: ACLs and client quotas that were at the destination because of the mirror.
+        acls, quotas: those that are now; None while that was not looked at.
     """
 
     settings: MirrorSettings
@@ -45,10 +45,12 @@ class RefreshContext:
     reports: StepReports
     destination_cluster_id: str | None = None
     synced_acls: frozenset[Acl] = frozenset()
+    synced_quotas: frozenset[Quota] = frozenset()
     source_view: ClusterSnapshot = field(default_factory=ClusterSnapshot)
     destination_view: ClusterSnapshot = field(default_factory=ClusterSnapshot)
     topics: TopicsPlan = field(default_factory=TopicsPlan)
     acls: frozenset[Acl] | None = None
+    quotas: frozenset[Quota] | None = None
     changes: list[PlannedChange] = field(default_factory=list[PlannedChange])
     intents: dict[str, TopicIntent] = field(default_factory=dict[str, TopicIntent])
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kmirror_dagster.broker.admin_types import Acl
+from kmirror_dagster.broker.admin_types import Acl, Quota
 from kmirror_dagster.records import HeldAcl
 
 
@@ -21,6 +21,8 @@ class Step(str, Enum):
     CONFIGS = "configs"
     GROUPS = "groups"
     ACLS = "acls"
+    QUOTAS = "quotas"
+    USERS = "users"
     LOG_STARTS = "log-starts"
 
     def __str__(self) -> str:
@@ -127,9 +129,11 @@ class RefreshOutcome:
         source_replaced: the reason when another cluster answers at the source's address; then every topic's
             intent carries it as its error and nothing was changed.
         acls: ACLs that are at the destination because of the mirror; None when that was not looked at.
+        quotas: client quotas of which the same holds.
     """
 
     status: RefreshStatus
     topics: list[TopicIntent]
     source_replaced: str | None = None
     acls: frozenset[Acl] | None = None
+    quotas: frozenset[Quota] | None = None

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kmirror_dagster.broker import codes
 from kmirror_dagster.broker.admin import ClusterAdmin
-from kmirror_dagster.broker.admin_types import OFFSET_GROUP_TYPES, ClusterDescription
+from kmirror_dagster.broker.admin_types import OFFSET_GROUP_TYPES, ClusterDescription, entity_text
 from kmirror_dagster.broker.deadlines import Deadline
 from kmirror_dagster.broker.missing_rights import principal_of
 from kmirror_dagster.errors import AuthorizationError, BrokerError, KmirrorError
@@ -304,9 +304,9 @@ def _by_hand(look: _Look) -> None:
     try:
         quotas = look.source.client_quotas(timeout_s=look.timeout())
         there = look.destination.client_quotas(timeout_s=look.timeout())
-        differing = sorted(whom for whom, values in quotas.items() if there.get(whom) != values)
-        if differing:
-            text = f"client quotas are not mirrored and differ for {'; '.join(differing)}"
+        differing = sorted(entity_text(whom) for whom, values in quotas.items() if there.get(whom) != values)
+        if differing and look.settings.policies.client_quotas == "off":
+            text = f"policies.client_quotas is off and client quotas differ for {'; '.join(differing)}"
             look.say("warning", "quotas", text)
     except KmirrorError as error:
-        look.say("unknown", "quotas", f"client quotas, which are not mirrored: {error}")
+        look.say("unknown", "quotas", f"client quotas are not mirrored without that right: {error}")

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kmirror_dagster.broker.admin import ClusterAdmin
-from kmirror_dagster.broker.admin_types import Acl, ClusterDescription, Partition
+from kmirror_dagster.broker.admin_types import Acl, ClusterDescription, Partition, Quota
 from kmirror_dagster.broker.deadlines import Deadline
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
-from kmirror_dagster.metadata import acl_steps, position_steps, topic_steps
+from kmirror_dagster.metadata import acl_steps, position_steps, quota_steps, topic_steps
 from kmirror_dagster.metadata.context import RefreshContext
 from kmirror_dagster.metadata.identity import destination_problem, identity_problem
 from kmirror_dagster.metadata.memory import Memory
@@ -73,6 +73,7 @@ class Refresher:
         deadline_s: float,
         *,
         synced_acls: frozenset[Acl] = frozenset(),
+        synced_quotas: frozenset[Quota] = frozenset(),
     ) -> RefreshOutcome:
         """Bring the destination into step and tell what to store.
 
@@ -82,11 +83,11 @@ class Refresher:
             known: topic records of the mirror by topic.
             mirroring: state of each mirror partition; may be a live mapping.
             deadline_s: seconds after which what is left over is reported as not done.
-            synced_acls: `RefreshOutcome.acls` of the refresh before.
+            synced_acls, synced_quotas: `RefreshOutcome.acls` and `.quotas` of the refresh before.
         """
         began = self._now_ms()
         with self._turn:
-            context = self._context(known, mirroring, deadline_s, synced_acls, dry_run=False)
+            context = self._context(known, mirroring, deadline_s, (synced_acls, synced_quotas), dry_run=False)
             problem, reachable = self._execute(context)
             acl_steps.settle(context)
         status = RefreshStatus(
@@ -96,7 +97,7 @@ class Refresher:
             source_reachable=reachable,
         )
         intents = [context.intents[name] for name in sorted(context.intents)]
-        return RefreshOutcome(status, intents, problem, context.acls)
+        return RefreshOutcome(status, intents, problem, context.acls, context.quotas)
 
     def plan(
         self,
@@ -105,11 +106,12 @@ class Refresher:
         deadline_s: float,
         *,
         synced_acls: frozenset[Acl] = frozenset(),
+        synced_quotas: frozenset[Quota] = frozenset(),
     ) -> RefreshPlan:
         """Tell what `run` would change now, without changing anything."""
         began = self._now_ms()
         with self._turn:
-            context = self._context(known, mirroring, deadline_s, synced_acls, dry_run=True)
+            context = self._context(known, mirroring, deadline_s, (synced_acls, synced_quotas), dry_run=True)
             _, reachable = self._execute(context)
             acl_steps.settle(context)
         status = RefreshStatus(
@@ -130,7 +132,7 @@ class Refresher:
         known: Mapping[str, TopicRecord],
         mirroring: Mapping[Partition, MirrorState],
         deadline_s: float,
-        synced_acls: frozenset[Acl],
+        synced: tuple[frozenset[Acl], frozenset[Quota]],
         *,
         dry_run: bool,
     ) -> RefreshContext:
@@ -146,7 +148,8 @@ class Refresher:
             rng=self._rng,
             dry_run=dry_run,
             destination_cluster_id=self._destination_cluster_id,
-            synced_acls=synced_acls,
+            synced_acls=synced[0],
+            synced_quotas=synced[1],
             reports=StepReports(),
         )
 
@@ -176,6 +179,8 @@ class Refresher:
             topic_steps.sync_configs(context)
             position_steps.sync_groups(context)
             acl_steps.sync_acls(context)
+            quota_steps.sync_quotas(context)
+            quota_steps.list_users(context)
             position_steps.follow_log_starts(context)
             if not context.dry_run:
                 self._memory.missing = context.topics.missing

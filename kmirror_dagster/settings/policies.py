@@ -116,6 +116,11 @@ class PolicySettings(Settings):
         "until stop, and everybody is denied to write where the mirror is a super user; off: ACLs as the "
         "source has them, writes by others are noticed afterwards.",
     )
+    client_quotas: Literal["auto", "off"] = Field(
+        default="auto",
+        description="Client quotas. auto: as the source has them, where they may be read there; off: the "
+        "destination's own.",
+    )
     replication_factor: int | None = Field(
         default=None,
         ge=1,

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import SecretStr
 
-from kmirror_dagster.broker.admin_types import Acl
+from kmirror_dagster.broker.admin_types import Acl, Quota
 from kmirror_dagster.coordination.api import build_app
 from kmirror_dagster.coordination.http_guard import HttpGuard
 from kmirror_dagster.coordination.keys import PartitionKey
@@ -240,12 +240,13 @@ class MemoryRefresher:
         deadline_s: float,
         *,
         synced_acls: frozenset[Acl] = frozenset(),
+        synced_quotas: frozenset[Quota] = frozenset(),
     ) -> RefreshOutcome:
         self._world.refreshes += 1
         if self._world.refresh_error is not None:
             raise self._world.refresh_error
         status = RefreshStatus(started_ms=1, finished_ms=2, steps=[])
-        return RefreshOutcome(status, list(self._world.intents), acls=self._world.acls)
+        return RefreshOutcome(status, list(self._world.intents), None, self._world.acls, self._world.quotas)
 
     def plan(
         self,
@@ -254,6 +255,7 @@ class MemoryRefresher:
         deadline_s: float,
         *,
         synced_acls: frozenset[Acl] = frozenset(),
+        synced_quotas: frozenset[Quota] = frozenset(),
     ) -> RefreshPlan:
         if self._world.refresh_error is not None:
             raise self._world.refresh_error
@@ -271,6 +273,7 @@ class World:
     topic: MemoryTopic = field(default_factory=MemoryTopic)
     intents: list[TopicIntent] = field(default_factory=list[TopicIntent])
     acls: frozenset[Acl] | None = None
+    quotas: frozenset[Quota] | None = None
     changes: list[PlannedChange] = field(default_factory=list[PlannedChange])
     refreshes: int = 0
     refresh_error: Exception | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 
 from kmirror_dagster.broker.admin import ClusterAdmin
-from kmirror_dagster.broker.admin_types import Acl
+from kmirror_dagster.broker.admin_types import Acl, Quota
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.metadata.outcome import PlannedChange, RefreshOutcome, Step, StepStatus
 from kmirror_dagster.metadata.refresh import Refresher
@@ -46,6 +46,7 @@ class RefreshedMirror:
     known: dict[str, TopicRecord] = field(default_factory=dict)
     states: dict[tuple[str, int], MirrorState] = field(default_factory=dict)
     acls: frozenset[Acl] = frozenset()
+    quotas: frozenset[Quota] = frozenset()
     source_admin: Callable[[ClusterSettings], ClusterAdmin] = ClusterAdmin
     destination_admin: Callable[[ClusterSettings], ClusterAdmin] = ClusterAdmin
 
@@ -76,8 +77,11 @@ class RefreshedMirror:
 
     def refresh(self) -> RefreshOutcome:
         """One refresh, its intents stored."""
-        outcome = self.refresher.run(self.known, self.states, self.deadline_s, synced_acls=self.acls)
+        outcome = self.refresher.run(
+            self.known, self.states, self.deadline_s, synced_acls=self.acls, synced_quotas=self.quotas
+        )
         self.acls = outcome.acls if outcome.acls is not None else self.acls
+        self.quotas = outcome.quotas if outcome.quotas is not None else self.quotas
         for intent in outcome.topics:
             record = self.known.get(intent.topic) or TopicRecord(mirror="m", topic=intent.topic, partitions=0)
             acls: dict[str, object] = {} if intent.held_acls is None else {"held_acls": intent.held_acls}
@@ -103,7 +107,10 @@ class RefreshedMirror:
 
     def planned(self) -> tuple[PlannedChange, ...]:
         """What a refresh would change now."""
-        return self.refresher.plan(self.known, self.states, self.deadline_s, synced_acls=self.acls).changes
+        plan = self.refresher.plan(
+            self.known, self.states, self.deadline_s, synced_acls=self.acls, synced_quotas=self.quotas
+        )
+        return plan.changes
 
     def close(self) -> None:
         """End both clients."""

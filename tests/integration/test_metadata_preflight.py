@@ -2,11 +2,8 @@
 
 import pytest
 from confluent_kafka.admin import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
-from kafka.protocol.admin import AlterClientQuotasRequest
 
 from kmirror_dagster.broker.admin import ClusterAdmin
-from kmirror_dagster.broker.wire import WireCluster
-from kmirror_dagster.broker.wire_thread import WireThread
 from kmirror_dagster.metadata.preflight import PreflightReport, run_preflight
 from kmirror_dagster.sandbox.cluster import SandboxCluster
 from kmirror_dagster.settings import ClusterSettings, MirrorSettings
@@ -25,6 +22,7 @@ def check(source: ClusterSettings, destination: ClusterSettings, *topics: str) -
             "source": source,
             "destination": destination,
             "filters": {"topics.include": list(topics), "groups.include": ["none"]},
+            "policies": {"client_quotas": "off"},
         }
     )
     admins = ClusterAdmin(settings.source), ClusterAdmin(settings.destination)
@@ -67,6 +65,8 @@ def test_users_and_quotas_that_are_not_mirrored_are_named(clusters: Clusters) ->
     add_user(clusters.destination, user)
     add_quota(clusters.destination, user, 1_000.0)
     wait_until(lambda: f"user={user}" not in warnings().get("quotas", ""))
+    for cluster in (clusters.source, clusters.destination):
+        add_quota(cluster, user, None)
 
     assert user in found["users"]
     assert found["topics"] == "not at the source (yet): none"
@@ -95,20 +95,12 @@ def add_user(cluster: SandboxCluster, name: str) -> None:
     client.alter_user_scram_credentials([change])[name].result(30)
 
 
-def add_quota(cluster: SandboxCluster, user: str, bytes_per_second: float) -> None:
-    """Limit what a user may produce."""
-    kind = AlterClientQuotasRequest
-    entry = kind.EntryData(
-        entity=[kind.EntryData.EntityData(entity_type="user", entity_name=user)],
-        ops=[kind.EntryData.OpData(key="producer_byte_rate", value=bytes_per_second, remove=False)],
-    )
-
-    async def alter(wire: WireCluster) -> list[int]:
-        answer = await wire.any_call(kind(entries=[entry], validate_only=False))
-        return [each.error_code for each in answer.entries]
-
-    thread = WireThread(cluster.settings())
+def add_quota(cluster: SandboxCluster, user: str, bytes_per_second: float | None) -> None:
+    """Limit what a user may produce, or end that."""
+    admin = ClusterAdmin(cluster.settings())
+    entity = (("user", user),)
     try:
-        assert thread.run(alter, timeout_s=30, doing="altering quotas") == [0]
+        changes = {entity: {"producer_byte_rate": bytes_per_second}}
+        assert admin.alter_client_quotas(changes) == {entity: None}
     finally:
-        thread.close()
+        admin.close()

@@ -1,9 +1,10 @@
 """What the coordinator keeps of ACLs: what the mirror has put there, what is held back, what a stop grants."""
 
-from kmirror_dagster.broker.admin_types import Acl
+from kmirror_dagster.broker.admin_types import Acl, Quota
 from kmirror_dagster.coordination.decisions import intent_after_refresh
 from kmirror_dagster.coordination.models import CreateMirror, VerbRequest
 from kmirror_dagster.coordination.refreshes import changed_acls, stored_acls
+from kmirror_dagster.coordination.stored_quotas import changed_quotas, stored_quotas
 from kmirror_dagster.errors import AuthorizationError
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
 from kmirror_dagster.metadata.acls import TopicAcls, bare
@@ -45,6 +46,27 @@ def test_acls_of_the_mirror_are_stored_in_parts_and_only_where_they_changed() ->
         await node.operations.delete("m", force=True)
         await eventually(lambda: not node.view.mirrors)
         assert stored_acls(node.view, "m") == frozenset()
+
+    led_world(test)
+
+
+def test_quotas_of_the_mirror_are_stored_and_only_where_they_changed() -> None:
+    """Names, defaults and values come back as they were; deletion of the mirror removes them."""
+    some = frozenset(
+        Quota((("client-id", None), ("user", f"u{index}")), "producer_byte_rate", 1.5 + index)
+        for index in range(100)
+    )
+
+    async def test(world: World, node: MemoryNode) -> None:
+        world.quotas = some
+        world.intents = []
+        await node.operations.create(CreateMirror(document=document()))
+        await eventually(lambda: stored_quotas(node.view, "m") == some)
+        assert changed_quotas(node.view, "m", some) == []
+        assert len(changed_quotas(node.view, "m", some | {Quota((("user", None),), "k", 1.0)})) == 1
+        await node.operations.delete("m", force=True)
+        await eventually(lambda: not node.view.mirrors)
+        assert stored_quotas(node.view, "m") == frozenset()
 
     led_world(test)
 
