@@ -13,6 +13,7 @@ from kmirror_dagster.cli import (
     nodes,
     plan,
     recovery_failback,
+    recovery_faults,
     recovery_history,
     recovery_manifest,
     recovery_switchover,
@@ -100,6 +101,7 @@ def _add_commands() -> None:
     app.command("switchover", rich_help_panel=_RECOVERY)(recovery_switchover.switchover)
     app.command("failback", rich_help_panel=_RECOVERY)(recovery_failback.failback)
     app.command("manifest", rich_help_panel=_RECOVERY)(recovery_manifest.manifest)
+    app.command("faults", rich_help_panel=_RECOVERY)(recovery_faults.faults)
     app.add_typer(
         recovery_history.app, name="history", help="Check recorded histories.", rich_help_panel=_RECOVERY
     )

@@ -50,12 +50,13 @@ def check(
     if session_of(ctx).json or json:
         print_json({**report.model_dump(mode="json"), "ok": report.ok})
     else:
-        _print_report(report)
+        print_history(report)
     if not report.ok:
         raise KmirrorError(f"{file}: {report.anomalies_total} anomalies found")
 
 
-def _print_report(report: "HistoryReport") -> None:
+def print_history(report: "HistoryReport") -> None:
+    """Print what a history says, as text."""
     from kmirror_dagster.cli.output import print_pairs, print_table
 
     pairs = {

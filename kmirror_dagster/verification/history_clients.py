@@ -3,7 +3,6 @@
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -140,7 +139,7 @@ class SteadyProducer(_Steady):
 
 
 class SteadyReader(_Steady):
-    """Reads all partitions of topics from their beginning on.
+    """Reads all partitions of topics, from their beginning on or from given offsets.
 
     Args:
         settings: cluster to read.
@@ -148,6 +147,7 @@ class SteadyReader(_Steady):
         cluster: name of the cluster in the history.
         name: of the process in the history; unique in it.
         topics: number of partitions by topic.
+        begin: offsets to begin at, where not at 0.
     """
 
     def __init__(
@@ -158,17 +158,18 @@ class SteadyReader(_Steady):
         cluster: str,
         name: str,
         topics: Mapping[str, int],
+        begin: Mapping[Partition, int] | None = None,
     ) -> None:
         super().__init__(name)
         self.read = 0
-        self._positions: dict[Partition, int] = defaultdict(int)
         isolation = Isolation.READ_COMMITTED
         client: Any = consumer(
             settings, group_id=name, isolation_level=isolation.value, auto_offset_reset="earliest"
         )
         self._client = RecordedConsumer(client, history, cluster=cluster, process=name, isolation=isolation)
         keys = [(topic, number) for topic, count in sorted(topics.items()) for number in range(count)]
-        self._partitions = topic_partitions(dict.fromkeys(keys, 0))
+        self._positions: dict[Partition, int] = {key: (begin or {}).get(key, 0) for key in keys}
+        self._partitions = topic_partitions(self._positions)
 
     def position(self, topic: str, partition: int) -> int:
         """Offset behind the last record it has got."""
