@@ -8,6 +8,7 @@ import typer
 
 from kmirror_dagster import __version__
 from kmirror_dagster.cli import (
+    certification,
     check,
     mirrors,
     nodes,
@@ -90,6 +91,7 @@ def _add_commands() -> None:
         ("list", mirrors.list_mirrors),
         ("describe", mirrors.describe),
         ("verify", verification.verify),
+        ("certify", certification.certify),
         ("plan", plan.plan),
         ("check", check.check),
         ("refresh", mirrors.refresh),

@@ -41,8 +41,8 @@ def manifest(
     from kmirror_dagster.cli.progress import progress
     from kmirror_dagster.recovery.exports import export_manifest
     from kmirror_dagster.recovery.manifest import build_manifest
-    from kmirror_dagster.recovery.tails import ReadLimits
     from kmirror_dagster.settings import mirror_from_document
+    from kmirror_dagster.verification.range_reads import ReadLimits
 
     session = session_of(ctx)
     with session.client() as client:

@@ -59,7 +59,7 @@ def verify(
     with session.client() as client:
         summary = client.mirror(mirror)
         settings = mirror_from_document(client.document(mirror), name=f"mirror {mirror!r}")
-        chosen, skipped = _choose(summary, split_patterns(topics))
+        chosen, skipped = choose_topics(summary, split_patterns(topics))
         # committed offsets are kept equal while a topic is mirrored, neither before nor afterwards
         mirrored = [
             t.topic for t in summary.topics if t.desired is DesiredState.MIRRORING and t.topic in chosen
@@ -94,7 +94,7 @@ def _refresh(client: "NodeClient", mirror: str) -> None:
         complain(f"refresh of {mirror} failed, comparing what there is: {error}")
 
 
-def _choose(summary: "MirrorSummary", patterns: list[str] | None) -> "tuple[list[str], list[str]]":
+def choose_topics(summary: "MirrorSummary", patterns: list[str] | None) -> "tuple[list[str], list[str]]":
     """Topics to compare, and those left out because they are no mirrors any more.
 
     A topic that cannot be mirrored is compared all the same: that it is not equal is what one wants to know.

@@ -2,25 +2,21 @@
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 
 from kmirror_dagster.broker.admin import ClusterAdmin
 from kmirror_dagster.broker.admin_types import Partition
 from kmirror_dagster.broker.log_records import LogRange
-from kmirror_dagster.broker.reader import RangeReader
 from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.recovery.positions import LastPosition
 from kmirror_dagster.settings import ClusterSettings
-from kmirror_dagster.verification.lockstep import Lockstep
-from kmirror_dagster.verification.ranges import LogEnds, waves
+from kmirror_dagster.verification.range_comparison import compare_ranges
+from kmirror_dagster.verification.ranges import LogEnds
 from kmirror_dagster.verification.report import DifferenceLog, Isolation
-from kmirror_dagster.verification.streams import Compaction, PartitionComparison
+from kmirror_dagster.verification.streams import Compaction
 
 # Offsets compared in front of each position: several batches of any producer.
 WINDOW_OFFSETS = 1_000
-_WAVE = 500
-_STALL_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -78,23 +74,13 @@ def prove(
     """
     windows = {p.key: window(p, old_ends[p.key], new_ends[p.key]) for p in positions}
     now_ms = time.time_ns() // 1_000_000
-    found: dict[Partition, DifferenceLog] = {key: DifferenceLog() for key in windows}
-    for wave in waves(windows, _WAVE):
-        comparisons = {
-            key: PartitionComparison(
-                *key,
-                isolation=Isolation.READ_UNCOMMITTED,
-                differences=found[key],
-                compaction=Compaction(tombstones_before_ms=now_ms) if key[0] in compacted else None,
-            )
-            for key in wave
-        }
-        level = Isolation.READ_UNCOMMITTED.value
-        with (
-            closing(RangeReader(old, wave.values(), isolation=level)) as source,
-            closing(RangeReader(new, wave.values(), isolation=level)) as destination,
-        ):
-            Lockstep((source, destination), comparisons, stall_s=_STALL_S).run(lambda _: None)
+    found = compare_ranges(
+        old,
+        new,
+        windows,
+        isolation=Isolation.READ_UNCOMMITTED,
+        compactions={topic: Compaction(tombstones_before_ms=now_ms) for topic in compacted},
+    )
     return {key: _proof(wanted, old_ends[key], found[key]) for key, wanted in windows.items()}
 
 

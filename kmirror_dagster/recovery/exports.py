@@ -1,13 +1,11 @@
 """Writing a manifest to a file: JSON, or Parquet where pyarrow is installed."""
 
 import importlib
-import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kmirror_dagster.errors import UsageError
+from kmirror_dagster.files import write_atomically, write_text
 from kmirror_dagster.recovery.manifest import LossManifest
 
 PARQUET_SUFFIX = ".parquet"
@@ -36,8 +34,7 @@ def export_manifest(manifest: LossManifest, path: Path) -> None:
         ]
         write_parquet(rows, path, MANIFEST_COLUMNS)
         return
-    text = manifest.model_dump_json(indent=2)
-    write_atomically(path, lambda temporary: temporary.write_text(text + "\n", encoding="utf-8"))
+    write_text(path, manifest.model_dump_json(indent=2) + "\n")
 
 
 # column -> Arrow type, so that a manifest without losses has the same schema
@@ -75,27 +72,3 @@ def write_parquet(rows: list[dict[str, Any]], path: Path, columns: dict[str, str
     schema = arrow.schema([(name, arrow.type_for_alias(kind)) for name, kind in columns.items()])
     table = arrow.Table.from_pylist(rows, schema=schema)
     write_atomically(path, lambda temporary: parquet.write_table(table, str(temporary)))
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside `path`, then put it in its place, on disk before its name.
-
-    Raises:
-        UsageError: when the directory cannot be written to.
-    """
-    temporary: Path | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
-        write(temporary)
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-        temporary = None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)

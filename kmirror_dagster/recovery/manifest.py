@@ -13,14 +13,9 @@ from kmirror_dagster.broker.clients import check_reachable
 from kmirror_dagster.broker.log_records import TIMESTAMP, LogRecord
 from kmirror_dagster.errors import KmirrorError, UsageError
 from kmirror_dagster.recovery.positions import LastPosition, same_topic_id
-from kmirror_dagster.recovery.tails import (
-    ProgressCallback,
-    ReadLimits,
-    read_ranges,
-    record_bytes,
-    tail_range,
-)
+from kmirror_dagster.recovery.tails import record_bytes, tail_range
 from kmirror_dagster.settings import ClusterSettings
+from kmirror_dagster.verification.range_reads import ProgressCallback, ReadLimits, read_ranges
 from kmirror_dagster.verification.ranges import LogEnds, read_ends
 from kmirror_dagster.verification.report import Isolation
 

@@ -25,8 +25,8 @@ from kmirror_dagster.broker.log_records import (
 )
 from kmirror_dagster.errors import UsageError
 from kmirror_dagster.recovery.formats import QuarantineFormat
-from kmirror_dagster.recovery.tails import ProgressCallback, ReadLimits, read_ranges
 from kmirror_dagster.settings import ClusterSettings
+from kmirror_dagster.verification.range_reads import ProgressCallback, ReadLimits, read_ranges
 from kmirror_dagster.verification.ranges import LogEnds
 from kmirror_dagster.verification.report import Isolation
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from kmirror_dagster.broker.admin import ClusterAdmin
-from kmirror_dagster.broker.admin_types import Configs, Partition
+from kmirror_dagster.broker.admin_types import Partition
 from kmirror_dagster.broker.clients import check_reachable
 from kmirror_dagster.broker.log_records import LogRange
 from kmirror_dagster.broker.reader import RangeReader
@@ -14,6 +14,7 @@ from kmirror_dagster.errors import DeadlineError, KmirrorError, SameClusterError
 from kmirror_dagster.settings import MirrorSettings
 from kmirror_dagster.verification.groups import GroupFindings, compare_groups
 from kmirror_dagster.verification.lockstep import Lockstep
+from kmirror_dagster.verification.range_comparison import compactions_of
 from kmirror_dagster.verification.ranges import (
     LogEnds,
     beyond_source,
@@ -229,7 +230,7 @@ class _MirrorComparison:
         source: Mapping[Partition, LogEnds],
         destination: Mapping[Partition, LogEnds],
     ) -> dict[Isolation, int]:
-        compaction = self._compaction({topic for topic, _ in partitions})
+        compaction = compactions_of(self._source, self._destination, {topic for topic, _ in partitions})
         plans = {
             isolation: {
                 key: compared_range(
@@ -322,18 +323,6 @@ class _MirrorComparison:
                 moved[key] = LogRange(*key, min(start, wanted.end), wanted.end)
         return moved
 
-    def _compaction(self, topics: set[str]) -> dict[str, Compaction]:
-        """Topics that a cleaner works on, on either side."""
-        both = (self._source.topic_configs(topics).values, self._destination.topic_configs(topics).values)
-        now_ms = time.time_ns() // 1_000_000
-        found: dict[str, Compaction] = {}
-        for topic in topics:
-            configs = [side[topic] for side in both if topic in side]
-            if any("compact" in _config(side, "cleanup.policy") for side in configs):
-                kept_ms = min(int(_config(side, "delete.retention.ms") or 86_400_000) for side in configs)
-                found[topic] = Compaction(tombstones_before_ms=now_ms - kept_ms)
-        return found
-
     def _compare_groups(self, partitions: Sequence[Partition]) -> GroupFindings:
         end = time.monotonic() + self._limits.settle_s
 
@@ -378,8 +367,3 @@ class _Counts:
         self.duplicates += finished.duplicates
         self.superseded += finished.superseded
         self.timestamp_types += finished.timestamp_types
-
-
-def _config(configs: Configs, key: str) -> str:
-    found = configs.get(key)
-    return (found.value or "") if found is not None else ""
