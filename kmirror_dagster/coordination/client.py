@@ -40,7 +40,7 @@ from kmirror_dagster.coordination.state_directory import (
     StateDirectory,
     default_state_dir,
 )
-from kmirror_dagster.coordination.tls import verifying_context
+from kmirror_dagster.coordination.tls import CA_VARIABLE, ClientIdentity, identity_of, verifying_context
 from kmirror_dagster.errors import (
     ApiAuthenticationError,
     DeadlineError,
@@ -50,7 +50,6 @@ from kmirror_dagster.errors import (
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.records import RecoveryRecord
 
-CA_VARIABLE = "KMIRROR_CA"
 START_HINT = "start one with: kmirror node start"
 
 # Answers that change by themselves within seconds: a take-over is under way, or the node still loads.
@@ -103,6 +102,7 @@ class NodeClient:
         timeout_s: float = 5.0,
         deadline_s: float = 30.0,
         ca: Path | None = None,
+        identity: ClientIdentity | None = None,
     ) -> None:
         self.endpoints = [part.strip().rstrip("/") for part in endpoint.split(",") if part.strip()]
         if not self.endpoints:
@@ -111,6 +111,7 @@ class NodeClient:
         self._timeout_s = timeout_s
         self._deadline_s = deadline_s
         self._ca = ca
+        self._identity = identity
         self._http: httpx.Client | None = None
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
 
@@ -127,8 +128,8 @@ class NodeClient:
 
         Args:
             state_dir: directory to look in; None for the default one.
-            environ: variables to read (`KMIRROR_ENDPOINT`, `KMIRROR_TOKEN`, `KMIRROR_CA`,
-                `KMIRROR_STATE_DIR`); None for this process's.
+            environ: variables to read (`KMIRROR_ENDPOINT`, `KMIRROR_TOKEN`, `KMIRROR_CA`, `KMIRROR_CERTIFICATE`,
+                `KMIRROR_KEY`, `KMIRROR_STATE_DIR`); None for this process's.
 
         Raises:
             NodeUnavailableError: when neither names a running node.
@@ -137,18 +138,25 @@ class NodeClient:
         directory = StateDirectory(state_dir or default_state_dir(variables))
         token = directory.token(variables)
         endpoint = variables.get(ENDPOINT_VARIABLE)
-        ca = variables.get(CA_VARIABLE)
+        ca, identity = variables.get(CA_VARIABLE), identity_of(variables)
         # a directory named by the caller is a closer word than the environment's endpoint
         if not endpoint or state_dir is not None:
             running = directory.read_endpoint()
             if running is None:
                 raise NodeUnavailableError(f"no node runs on {directory.path}; {START_HINT}")
-            endpoint, ca = running.endpoint, ca or running.ca
+            endpoint, ca, identity = running.endpoint, ca or running.ca, identity or running.identity
         if token is None:
             raise ApiAuthenticationError(
                 f"no API token: set {TOKEN_VARIABLE} or keep it in {directory.path}/token"
             )
-        return cls(endpoint, token, timeout_s=timeout_s, deadline_s=deadline_s, ca=Path(ca) if ca else None)
+        return cls(
+            endpoint,
+            token,
+            timeout_s=timeout_s,
+            deadline_s=deadline_s,
+            ca=Path(ca) if ca else None,
+            identity=identity,
+        )
 
     def live(self) -> bool:
         """Whether a node process answers at all."""
@@ -322,7 +330,11 @@ class NodeClient:
         if self._http is None:
             # the bare context spares plain HTTP the 30 ms of reading the system's authorities
             secure = any(endpoint.startswith("https:") for endpoint in self.endpoints)
-            verify = verifying_context(self._ca) if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            verify = (
+                verifying_context(self._ca, self._identity)
+                if secure
+                else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            )
             self._http = httpx.Client(
                 verify=verify,
                 trust_env=False,  # a proxy variable must not catch calls to loopback

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from kmirror_dagster.coordination.client import NodeClient, error_from
 from kmirror_dagster.coordination.models import ErrorBody
 from kmirror_dagster.coordination.state_directory import EndpointFile, StateDirectory
+from kmirror_dagster.coordination.tls import ClientIdentity, identity_of
 from kmirror_dagster.errors import DeadlineError, KmirrorError, NodeRunningError
 from kmirror_dagster.settings import NodeSettings
 from kmirror_dagster.settings.references import escape_references
@@ -37,6 +38,7 @@ class NodeEndpoint:
         endpoint: base URL of its API.
         token: API token.
         ca: PEM file that verifies an `https` endpoint, None for the system's authorities.
+        identity: what is shown to a node that asks for a certificate.
     """
 
     endpoint: str
@@ -44,11 +46,19 @@ class NodeEndpoint:
     pid: int
     node_id: str
     ca: str | None = None
+    identity: ClientIdentity | None = None
 
     def client(self, *, timeout_s: float = 5.0, deadline_s: float = 30.0) -> NodeClient:
         """Client of this node."""
         ca = Path(self.ca) if self.ca else None
-        return NodeClient(self.endpoint, self.token, timeout_s=timeout_s, deadline_s=deadline_s, ca=ca)
+        return NodeClient(
+            self.endpoint,
+            self.token,
+            timeout_s=timeout_s,
+            deadline_s=deadline_s,
+            ca=ca,
+            identity=self.identity,
+        )
 
 
 def node_endpoint(state_dir: Path) -> NodeEndpoint | None:
@@ -149,7 +159,8 @@ def ensure_node(
 
 
 def _endpoint(running: EndpointFile, token: SecretStr) -> NodeEndpoint:
-    return NodeEndpoint(running.endpoint, token, running.pid, running.node_id, running.ca)
+    identity = identity_of(os.environ) or running.identity
+    return NodeEndpoint(running.endpoint, token, running.pid, running.node_id, running.ca, identity)
 
 
 def _spawn(

@@ -11,7 +11,7 @@ import httpx
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from kmirror_dagster.coordination.state_directory import TOKEN_VARIABLE
-from kmirror_dagster.coordination.tls import verifying_context
+from kmirror_dagster.coordination.tls import ClientIdentity, verifying_context
 from kmirror_dagster.errors import ApiAuthenticationError, NodeUnavailableError
 
 FORWARDED_HEADER = "X-Kmirror-Forwarded"
@@ -49,14 +49,20 @@ class Peers:
     Args:
         token: API token, shared by the nodes of a group.
         ca: PEM file that verifies `https` endpoints; None for the system's authorities.
+        identity: what this node shows to others that ask for a certificate.
         transport: what carries the calls; the network when not given.
     """
 
     def __init__(
-        self, token: SecretStr, *, ca: Path | None = None, transport: httpx.AsyncBaseTransport | None = None
+        self,
+        token: SecretStr,
+        *,
+        ca: Path | None = None,
+        identity: ClientIdentity | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._http = httpx.AsyncClient(
-            verify=verifying_context(ca),
+            verify=verifying_context(ca, identity),
             transport=transport,
             trust_env=False,
             headers={"Authorization": f"Bearer {token.get_secret_value()}", FORWARDED_HEADER: "1"},

@@ -23,6 +23,7 @@ from kmirror_dagster.coordination.probes import Prober
 from kmirror_dagster.coordination.refreshes import RefreshCoordinator
 from kmirror_dagster.coordination.service import NodeService, Parts
 from kmirror_dagster.coordination.stops import StopWork, TopicReleaser
+from kmirror_dagster.coordination.tls import identity_of, identity_of_node
 from kmirror_dagster.coordination.view import StateView
 from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.metadata.acl_release import release_acls
@@ -115,7 +116,8 @@ class Rooms:
         )
         node_id = around.identity.node_id
         self.prober = Prober(self.links, self.partitions.active_mirrors, node_id=node_id, now_ms=now_ms)
-        self.peers = Peers(around.token, ca=around.peer_ca)
+        shown = identity_of(around.environ) or identity_of_node(settings)
+        self.peers = Peers(around.token, ca=around.peer_ca, identity=shown)
         parts = Parts(view, shard_of, self.partitions, self.refreshes, operations, self.prober, self.peers)
         self.service = NodeService(
             parts, node_id=node_id, destination_cluster_id=around.cluster_id, now_ms=now_ms

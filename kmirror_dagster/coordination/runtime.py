@@ -18,7 +18,6 @@ from kmirror_dagster.broker.clients import check_reachable
 from kmirror_dagster.broker.follower import TopicFollower
 from kmirror_dagster.broker.membership import GroupMember
 from kmirror_dagster.coordination.api import build_app
-from kmirror_dagster.coordination.client import CA_VARIABLE
 from kmirror_dagster.coordination.clock import now_ms
 from kmirror_dagster.coordination.feed import StateFeed
 from kmirror_dagster.coordination.http_guard import HttpGuard
@@ -33,6 +32,7 @@ from kmirror_dagster.coordination.server import ApiServer
 from kmirror_dagster.coordination.service import NodeService
 from kmirror_dagster.coordination.state_directory import StateDirectory
 from kmirror_dagster.coordination.state_topic import StateTopic, ensure_state_topic, identity_changed
+from kmirror_dagster.coordination.tls import CA_VARIABLE, identity_of_node
 from kmirror_dagster.coordination.view import Change, StateView
 from kmirror_dagster.errors import KmirrorError, NotLeaderError
 from kmirror_dagster.records import STATE_TOPIC, MirrorRecord
@@ -168,7 +168,12 @@ class NodeRuntime:
         try:
             certificate = self._settings.api_tls_certificate
             ca = str(Path(certificate).resolve()) if certificate else None
-            self._directory.write_endpoint(endpoint=self._server.endpoint, node_id=self._node_id, ca=ca)
+            self._directory.write_endpoint(
+                endpoint=self._server.endpoint,
+                node_id=self._node_id,
+                ca=ca,
+                identity=identity_of_node(self._settings) if self._settings.api_tls_client_ca else None,
+            )
             await self._unless_stopped(self._start(startup_wait_s))
             await self._stop.wait()
         finally:

@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import socket
+import ssl
 from collections.abc import Generator
 from typing import Any
 
@@ -28,7 +28,7 @@ def bind(settings: NodeSettings) -> socket.socket:
         PortInUseError: when it is taken or cannot be bound; the message names it.
     """
     host, port = settings.api_host, settings.api_port
-    if settings.api_tls_certificate is None and not _is_loopback(host):
+    if settings.api_tls_certificate is None and settings.api_insecure:
         logger.warning("the API listens on %s without TLS: its token can be read on the way", host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -76,6 +76,8 @@ class ApiServer:
                 ssl_certfile=settings.api_tls_certificate,
                 ssl_keyfile=settings.api_tls_key,
                 ssl_keyfile_password=password.get_secret_value() if password else None,
+                ssl_ca_certs=settings.api_tls_client_ca,
+                ssl_cert_reqs=ssl.CERT_REQUIRED if settings.api_tls_client_ca else ssl.CERT_NONE,
             )
         )
         self._listener = listener
@@ -95,13 +97,6 @@ class ApiServer:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         self._listener.close()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _reachable(host: str) -> str:

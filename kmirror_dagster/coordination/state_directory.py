@@ -10,6 +10,7 @@ import platformdirs
 import psutil
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
+from kmirror_dagster.coordination.tls import ClientIdentity
 from kmirror_dagster.errors import NodeRunningError
 from kmirror_dagster.settings.references import variable
 
@@ -25,6 +26,8 @@ class EndpointFile(BaseModel):
     """Content of `node.json`: where the node of this directory listens.
 
     Attributes:
+        ca: PEM file that verifies it.
+        certificate, key: files that whoever may read them can show to a node that asks for a certificate.
         started_s: start of the process as psutil reports it (epoch seconds); guards against a reused pid.
     """
 
@@ -34,6 +37,15 @@ class EndpointFile(BaseModel):
     node_id: str
     started_s: float
     ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+    @property
+    def identity(self) -> ClientIdentity | None:
+        """What clients on this machine show to a node that asks for a certificate."""
+        return (
+            ClientIdentity(Path(self.certificate), Path(self.key)) if self.certificate and self.key else None
+        )
 
     def is_alive(self) -> bool:
         """Whether the very process that wrote the file still runs."""
@@ -135,11 +147,23 @@ class StateDirectory:
             self._write(self._node_id_file, proposed)
         return known or proposed
 
-    def write_endpoint(self, *, endpoint: str, node_id: str, ca: str | None = None) -> None:
-        """Announce where this process listens."""
+    def write_endpoint(
+        self, *, endpoint: str, node_id: str, ca: str | None = None, identity: ClientIdentity | None = None
+    ) -> None:
+        """Announce where this process listens, and what clients of this machine can show to it.
+
+        A key with a password is not announced: `KMIRROR_CERTIFICATE` and `KMIRROR_KEY` name another one.
+        """
         process = psutil.Process()
+        shown = identity if identity and identity.password is None else None
         content = EndpointFile(
-            endpoint=endpoint, pid=process.pid, node_id=node_id, started_s=process.create_time(), ca=ca
+            endpoint=endpoint,
+            pid=process.pid,
+            node_id=node_id,
+            started_s=process.create_time(),
+            ca=ca,
+            certificate=str(shown.certificate.resolve()) if shown else None,
+            key=str(shown.key.resolve()) if shown and shown.key else None,
         )
         self._write(self._endpoint_file, content.model_dump_json())
 

@@ -16,6 +16,7 @@ from kmirror_dagster.coordination.state_directory import (
     StateDirectory,
     default_state_dir,
 )
+from kmirror_dagster.coordination.tls import CA_VARIABLE, identity_of
 from kmirror_dagster.errors import ApiAuthenticationError, UsageError
 from kmirror_dagster.orchestration.budgets import run_within
 from kmirror_dagster.orchestration.node_api import NodeApi
@@ -72,7 +73,15 @@ class KMirrorResource(dg.ConfigurableResource[Any]):
         """
         timeout_s = min(REQUEST_TIMEOUT_S, budget_s)
         if self.endpoint:
-            return NodeClient(self.endpoint, self._token(), timeout_s=timeout_s, deadline_s=budget_s)
+            ca = os.environ.get(CA_VARIABLE)
+            return NodeClient(
+                self.endpoint,
+                self._token(),
+                timeout_s=timeout_s,
+                deadline_s=budget_s,
+                ca=Path(ca) if ca else None,
+                identity=identity_of(os.environ),
+            )
         directory = self._state_directory().path if self.state_dir or self.starts_nodes else None
         return NodeClient.discover(directory, timeout_s=timeout_s, deadline_s=budget_s)
 

@@ -1,10 +1,19 @@
 """One replicator process: the cluster it writes to, its HTTP API, its share of the work."""
 
+import ipaddress
+
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
 from kmirror_dagster.lifecycle import RetryPolicy
 from kmirror_dagster.settings.base import Settings, dotted, refused
 from kmirror_dagster.settings.clusters import ClusterSettings
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _node_alias(attribute: str) -> str:
@@ -45,6 +54,15 @@ class NodeSettings(Settings):
         default=None, min_length=1, description="PEM file of the API certificate's private key."
     )
     api_tls_key_password: SecretStr | None = Field(default=None, description="Password of that key.")
+    api_tls_client_ca: str | None = Field(
+        default=None,
+        min_length=1,
+        description="PEM file of authorities; clients of the API must show a certificate of theirs (mutual TLS).",
+    )
+    api_insecure: bool = Field(
+        default=False,
+        description="Listen beyond the loopback without TLS: the token can be read on the way.",
+    )
     memory_budget_bytes: int = Field(
         default=256 * 1024 * 1024,
         ge=16 * 1024 * 1024,
@@ -93,6 +111,14 @@ class NodeSettings(Settings):
             raise refused("is required with api_tls_key", setting="api_tls_certificate")
         if self.api_tls_key_password and not self.api_tls_key:
             raise refused("is required with api_tls_key_password", setting="api_tls_key")
+        if self.api_tls_client_ca and not self.api_tls_certificate:
+            raise refused("is required with api_tls_client_ca", setting="api_tls_certificate")
+        if not (self.api_tls_certificate or self.api_insecure or _is_loopback(self.api_host)):
+            raise refused(
+                f"{self.api_host} is not the loopback and the API has no TLS, so its token could be read on the way: "
+                "set api_tls_certificate and api_tls_key, or api_insecure: true in a network of its own",
+                setting="api_host",
+            )
         if self.mirror_failed_retry_max_backoff_ms < self.mirror_failed_retry_initial_backoff_ms:
             raise refused(
                 "must be at least mirror.failed.retry.initial.backoff.ms",

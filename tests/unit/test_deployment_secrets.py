@@ -127,6 +127,7 @@ def test_advertised_host_may_come_from_the_environment() -> None:
     document = {
         "destination": {"bootstrap.servers": "d:9092"},
         "api_host": "0.0.0.0",
+        "api_insecure": True,
         "api_port": "${PORT}",
         "api_advertised_host": "${POD_NAME}.kmirror-nodes",
     }
