@@ -13,6 +13,7 @@ from kmirror_dagster.orchestration.failover_sensor import failover_sensor
 from kmirror_dagster.orchestration.job_parts import JobParts
 from kmirror_dagster.orchestration.keeper_sensor import keeper_sensor
 from kmirror_dagster.orchestration.keys import dagster_name, dagster_names
+from kmirror_dagster.orchestration.recovery_jobs import recovery_parts
 from kmirror_dagster.orchestration.refresh_sensor import DEFAULT_HEARTBEAT_S, refresh_sensor
 from kmirror_dagster.orchestration.resources import KMirrorResource
 from kmirror_dagster.orchestration.schedules import mirror_schedules
@@ -67,6 +68,7 @@ def build_mirror_definitions(
     views = [each.view for each in shown]
     parts = JobParts({view.mirror: view for view in views}, resource_key=prefix, prefix=prefix)
     failover, refresh, verify = failover_job(parts), refresh_job(parts), verify_job(parts)
+    recovery = recovery_parts(parts)
     sensors = [keeper_sensor(prefix=prefix, resource_key=prefix)]
     for view in views:
         sensors.append(refresh_sensor(view, heartbeat_s=heartbeat_seconds))
@@ -75,10 +77,10 @@ def build_mirror_definitions(
     resources: Mapping[str, object] = {prefix: resource} if resource is not None else {}
     return dg.Definitions(
         assets=[mirror_asset(view) for view in views] + [spec for each in shown for spec in each.sources],
-        asset_checks=[mirror_checks(view) for view in views],
+        asset_checks=[*(mirror_checks(view) for view in views), *recovery.checks],
         sensors=sensors,
-        schedules=mirror_schedules(prefix, refresh, verify),
-        jobs=[*verb_jobs(parts), failover, refresh, reconcile_job(parts), verify],
+        schedules=[*mirror_schedules(prefix, refresh, verify), *recovery.schedules],
+        jobs=[*verb_jobs(parts), failover, refresh, reconcile_job(parts), verify, *recovery.jobs],
         resources=resources,
         executor=executor,
     )
