@@ -40,7 +40,8 @@ _STAGING_BYTES = 64 * 1024
 _READ_BURST_BYTES = 4 * 1024 * 1024
 _BUFFER_STEP = 1024 * 1024
 _MAX_FRAME_BYTES = 512 * 1024 * 1024
-_SOCKET_BUFFER_BYTES = 4 * 1024 * 1024
+# A large answer is read in pieces of about this size rather than as it trickles in (SO_RCVLOWAT).
+_CHUNK_BYTES = 512 * 1024
 _IOV_LIMIT = 512
 # A request that a broken network held up must not arrive when another node has taken its partition over, which takes
 # longer than this (RFC 5482; only Linux has the option). Control records are fenced by nothing else.
@@ -73,16 +74,24 @@ class BufferPool:
 
     def acquire(self, size: int) -> bytearray:
         """A buffer of at least `size` bytes."""
-        for index, candidate in enumerate(self.free):
-            if len(candidate) >= size:
-                return self.free.pop(index)
+        fitting = [each for each in self.free if len(each) >= size]
+        if fitting:
+            return self._take(min(fitting, key=len))  # a large one stays for a large answer
         # rounded up, so that answers of about the same size share buffers
         return bytearray(-(-size // _BUFFER_STEP) * _BUFFER_STEP)
 
+    def _take(self, buffer: bytearray) -> bytearray:
+        self.free = [each for each in self.free if each is not buffer]  # not by their contents
+        return buffer
+
     def release(self, lease: bytearray | None) -> None:
         """Give a buffer back; the caller must not hold views of it any more."""
-        if lease is not None and sum(map(len, self.free)) + len(lease) <= self.keep_bytes:
-            self.free.append(lease)
+        if lease is None or len(lease) > self.keep_bytes:
+            return
+        self.free.append(lease)
+        while sum(map(len, self.free)) > self.keep_bytes:
+            # small ones go first: they are cheap to make, and would keep the place of those that are not
+            self._take(min(self.free, key=len))
 
 
 @dataclass
@@ -119,6 +128,7 @@ class Connection:
         self._body_began = 0.0
         self._body_size = 0
         self._body_read = 0
+        self._low_water = 1
         self._out: deque[memoryview] = deque()
         self._writing = False
         self._tls = False
@@ -369,7 +379,10 @@ class Connection:
             received = self._sock.recv_into(self._body_view[self._body_read : self._body_size])
             self._body_read += received
             if self._body_read == self._body_size:
+                self._wake_at(1)
                 self._finish_body()
+            else:
+                self._wake_at(min(self._body_size - self._body_read, _CHUNK_BYTES))
             return received
         received = self._sock.recv_into(self._staging_view[self._staged :])
         self._staged += received
@@ -407,6 +420,13 @@ class Connection:
         self._body_size = size
         self._body_read = available
         self._staged = 0
+        self._wake_at(min(size - available, _CHUNK_BYTES))
+
+    def _wake_at(self, size: int) -> None:
+        """Let the kernel gather that many bytes before it reports the socket as readable."""
+        if self._sock is not None and size != self._low_water and not self._tls:
+            self._low_water = size
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
     def _finish_body(self) -> None:
         body, view, size = self._body, self._body_view, self._body_size

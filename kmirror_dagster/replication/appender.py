@@ -33,7 +33,7 @@ _UNANSWERED_S = _TIMEOUT_MS / 1000 + 10
 _REFUSALS: dict[int, str] = {
     codes.MESSAGE_TOO_LARGE: "larger than the destination allows; raise max.message.bytes there",
     codes.RECORD_LIST_TOO_LARGE: "larger than a segment of the destination; raise segment.bytes there",
-    codes.CORRUPT_MESSAGE: "refused as damaged",
+    codes.CORRUPT_MESSAGE: "damaged at the source: its CRC-32C does not match",
     codes.INVALID_RECORD: "refused as invalid",
     codes.POLICY_VIOLATION: "refused by a policy of the destination",
     codes.TOPIC_AUTHORIZATION_FAILED: "refused: the mirror's principal lacks WRITE on the topic",
@@ -309,8 +309,6 @@ class DestinationAppender:
         if sequence is not None:
             sequence.known = True
         copier.meter.appended(now, step.count, step.size)
-        if copier.can_append:
-            self._ready[copier] = None
 
 
 def _refusal(copier: Copier, step: Append, answer: Appended) -> ReplicationError:

@@ -20,7 +20,7 @@ from kmirror_dagster.replication.progress import Meter, Progress
 TopicPartition = tuple[str, int]
 
 # Bytes one partition may have fetched and not yet appended; a busy one cannot take the whole budget.
-QUEUE_BYTES = 3 * 1024 * 1024 // 2
+QUEUE_BYTES = 3 * 1024 * 1024 // 4
 
 
 class Phase(Enum):
@@ -196,10 +196,10 @@ class Copier:
     @property
     def can_append(self) -> bool:
         """Whether the head is a batch that may be sent now, behind those in flight."""
-        head = self.head
-        if self.blocked or not isinstance(head, Append):
+        if not self.queue or self.blocked or self.phase is not Phase.RUNNING:
             return False
-        if head.aborted and not self.transaction_open:
+        head = self.queue[0].step
+        if not isinstance(head, Append) or (head.aborted and not self.transaction_open):
             return False
         sequence = self.aborting if head.aborted else self.plain
         if self.in_flight and not (sequence is not None and sequence.known):

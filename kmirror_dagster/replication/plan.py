@@ -58,6 +58,10 @@ class Append:
 
     Either `view` and `headers` (fetched batches: one is passed through, several are joined) or `records` (to be
     encoded again) is set.
+
+    Attributes:
+        count: number of records.
+        size: bytes, as fetched.
     """
 
     start: int
@@ -69,18 +73,16 @@ class Append:
     headers: Sequence[BatchHeader] = ()
     records: Sequence[RawRecord] = ()
     codec: int = 0
+    count: int = field(init=False)
+    size: int = field(init=False)
 
-    @property
-    def count(self) -> int:
-        """Number of records."""
-        return self.end - self.start
-
-    @property
-    def size(self) -> int:
-        """Bytes, as fetched."""
+    def __post_init__(self) -> None:
+        """Looked at several times each: reckoned once."""
+        self.count = self.end - self.start
         if self.headers:
-            return self.headers[-1].end - self.headers[0].start
-        return sum(len(record.payload) + 16 for record in self.records)
+            self.size = self.headers[-1].end - self.headers[0].start
+        else:
+            self.size = sum(len(record.payload) + 16 for record in self.records)
 
 
 @dataclass(slots=True, frozen=True)
@@ -177,8 +179,8 @@ def plan(
         limits: what the destination takes as one batch.
 
     Raises:
-        UnsupportedDataError: damaged batch, or a message format that is not mirrored; steps before it were
-            yielded.
+        UnsupportedDataError: a batch to be written anew is damaged, or of a message format that is not mirrored;
+            steps before it were yielded.
     """
     index = AbortedIndex.of(aborted)
     run = _Run(view, limits.joined_bytes)
@@ -191,8 +193,6 @@ def plan(
                 if header.attributes & batches.CONTROL:
                     index.active.discard(header.producer_id)
                 continue
-            if not batches.is_intact(view, header):
-                raise _damaged(header)
             is_aborted = bool(index.active) and header.is_transactional and header.producer_id in index.active
             if (
                 header.base_offset == cursor
@@ -203,13 +203,19 @@ def plan(
                 size = header.end - header.start
                 if run.headers and not run.takes(header, is_aborted, size):
                     yield run.end()
+                cursor += header.record_count
+                if size > _SMALL_BYTES and not run.headers:
+                    # goes alone, and is checked by the destination: see batches.stamp
+                    yield _alone(view, header, is_aborted)
+                    continue
+                _check(view, header)
                 run.headers.append(header)
                 run.size += size
                 run.aborted, run.codec = is_aborted, header.attributes & batches.COMPRESSION_MASK
-                cursor += header.record_count
                 if size > _SMALL_BYTES:
                     yield run.end()
                 continue
+            _check(view, header)
             if run.headers:
                 yield run.end()
             if header.base_offset > cursor:
@@ -225,10 +231,25 @@ def plan(
         yield run.end()
 
 
-def _damaged(header: BatchHeader) -> UnsupportedDataError:
-    return UnsupportedDataError(
-        f"batch at offset {header.base_offset} of the source is damaged: its CRC-32C does not match"
+def _alone(view: memoryview, header: BatchHeader, aborted: bool) -> Append:
+    return Append(
+        header.base_offset,
+        header.next_offset,
+        aborted,
+        header.leader_epoch,
+        header.max_timestamp,
+        view=view,
+        headers=(header,),
+        codec=header.attributes & batches.COMPRESSION_MASK,
     )
+
+
+def _check(view: memoryview, header: BatchHeader) -> None:
+    """Refuse a damaged batch before its records get a new CRC."""
+    if not batches.is_intact(view, header):
+        raise UnsupportedDataError(
+            f"batch at offset {header.base_offset} of the source is damaged: its CRC-32C does not match"
+        )
 
 
 def _is_whole(header: BatchHeader) -> bool:

@@ -24,10 +24,12 @@ log = logging.getLogger(__name__)
 _MAX_WAIT_MS = 500
 # with partitions held back by back-pressure the answer must not be waited for long: they may want more soon
 _HURRIED_WAIT_MS = 20
-_PARTITION_BYTES = 1024 * 1024
+_PARTITION_BYTES = 512 * 1024
 # An answer takes a round trip to come. Over a long way more is asked for at once, or the way stays empty between.
 _MOST_PARTITION_BYTES = 8 * 1024 * 1024
 _ANSWER_PARTITIONS = 8
+# with its head, an answer just fits into a receive buffer of whole mebibytes
+_ANSWER_HEAD_BYTES = 64 * 1024
 _LONG_WAY_S = 0.03
 _SHORT_WAY_S = 0.01
 _BACKOFF_FIRST_S = 0.05
@@ -143,7 +145,7 @@ class SourceReader:
             client_id=self._cluster.settings.client_id,
             max_wait_ms=_HURRIED_WAIT_MS if self._held_back else _MAX_WAIT_MS,
             min_bytes=1,
-            max_bytes=self._partition_bytes * _ANSWER_PARTITIONS,
+            max_bytes=self._partition_bytes * _ANSWER_PARTITIONS - _ANSWER_HEAD_BYTES,
         )
         asked = time.monotonic()
         frame = await self._exchange(connection, correlation_id, request)

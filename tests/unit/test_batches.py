@@ -76,6 +76,17 @@ def test_damage_is_seen() -> None:
     assert not batches.is_intact(memoryview(data), only_header(data))
 
 
+@given(st.integers(0, 60), st.sampled_from([10, 3_000]))
+def test_stamping_does_not_hide_damage(bit: int, size: int) -> None:
+    """A batch that was damaged, in its header or its records, still is when it has another producer."""
+    items = [RawRecord(offset, 1, batches.encode_payload(b"k", bytes(size))) for offset in range(40)]
+    data = bytearray(batches.encode_batch(items, producer_id=1, producer_epoch=0, base_sequence=0))
+    at = 43 if bit < 16 else len(data) - 1 - bit  # the producer id, which is replaced, or a record
+    data[at] ^= 1 << bit % 8
+    batches.stamp(memoryview(data), only_header(data), 77, 3, 5)
+    assert not batches.is_intact(memoryview(data), only_header(data))
+
+
 def test_a_cut_last_batch_is_left_out() -> None:
     """Fetch answers may end in the middle of a batch."""
     data = batches.encode_batch([RawRecord(0, 1, batches.encode_payload(b"k", b"v"))])
