@@ -3,9 +3,8 @@
 A certificate grows: what is verified once is not read again, unless somebody asks for it.
 """
 
-import fcntl
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_fie
 from kmirror_dagster.broker.admin_types import Partition
 from kmirror_dagster.broker.log_records import LogRange
 from kmirror_dagster.errors import UsageError
-from kmirror_dagster.files import write_text
+from kmirror_dagster.files import lock_file, write_text
 from kmirror_dagster.verification.digests import Digest
 from kmirror_dagster.verification.ranges import LogEnds
 from kmirror_dagster.verification.report import Difference, DifferenceLog, Isolation
@@ -305,24 +304,11 @@ class CertificateStore:
         """Replace the file."""
         write_text(self.path, certificate.model_dump_json(indent=1) + "\n")
 
-    @contextmanager
-    def locked(self) -> Generator[None, None, None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Keep other processes of this machine from going on with the same certificate meanwhile.
 
         Raises:
-            UsageError: when somebody else does already.
+            UsageError: on entering, when somebody else does already.
         """
         lock = self.path.with_name(f".{self.path.name}.lock")
-        try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            handle = lock.open("w")
-        except OSError as error:
-            raise UsageError(f"{lock} cannot be written: {error.strerror or error}") from error
-        with handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UsageError(
-                    f"another process goes on with certificate {self.path}: wait for it, or end it"
-                ) from error
-            yield
+        return lock_file(lock, f"another process goes on with certificate {self.path}")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmirror_dagster.broker.admin_types import Partition
@@ -106,6 +106,7 @@ def test_certificate_grows_and_reads_nothing_twice(store: CertificateStore) -> N
     assert grown.unchecked == 0
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 40), max_size=6), st.integers(1, 50))
 def test_passes_and_rounds_of_any_size_give_one_digest(
     tmp_path_factory: pytest.TempPathFactory, growth: list[int], round_offsets: int

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kmirror_dagster.broker.log_records import CREATE_TIME, LOG_APPEND_TIME, LogRecord
@@ -32,6 +32,7 @@ def logs(draw: st.DrawFn) -> list[LogRecord]:
 RECORDS = logs().filter(bool)
 
 
+@settings(deadline=None)
 @given(logs(), st.data())
 def test_division_does_not_matter(log: list[LogRecord], data: st.DataObject) -> None:
     """A range's digest is the sum of its parts', however it was divided and in whatever order they came."""
@@ -44,6 +45,7 @@ def test_division_does_not_matter(log: list[LogRecord], data: st.DataObject) -> 
     assert whole.records == len(log)
 
 
+@settings(deadline=None)
 @given(RECORDS, st.data())
 def test_any_change_shows(log: list[LogRecord], data: st.DataObject) -> None:
     """A record that is altered in offset, timestamp, key, value or headers changes the digest."""
@@ -57,6 +59,7 @@ def test_any_change_shows(log: list[LogRecord], data: st.DataObject) -> None:
     assert digest_of(altered).total != digest_of(log).total  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(RECORDS, st.data())
 def test_missing_or_repeated_records_show(log: list[LogRecord], data: st.DataObject) -> None:
     """A record that is missing, or there twice at another offset, changes the digest."""
@@ -66,6 +69,7 @@ def test_missing_or_repeated_records_show(log: list[LogRecord], data: st.DataObj
     assert digest_of([*log, (offset, *log[index][1:])]) != digest_of(log)  # type: ignore[list-item]
 
 
+@settings(deadline=None)
 @given(RECORDS)
 def test_timestamp_type_is_left_out(log: list[LogRecord]) -> None:
     """LogAppendTime at the source and CreateTime at the destination are the same record."""
@@ -73,6 +77,7 @@ def test_timestamp_type_is_left_out(log: list[LogRecord]) -> None:
     assert digest_of(other) == digest_of(log)  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(RECORDS, RECORDS)
 def test_encodings_differ_where_records_do(one: list[LogRecord], other: list[LogRecord]) -> None:
     """Two records are encoded alike only when all that counts of them is equal."""
@@ -96,6 +101,7 @@ def test_encoding_is_the_documented_one() -> None:
     assert encode(record) == expected
 
 
+@settings(deadline=None)
 @given(RECORDS)
 def test_digest_is_kept_as_text(log: list[LogRecord]) -> None:
     """What is stored of a digest gives the same digest again."""
