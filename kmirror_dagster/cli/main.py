@@ -16,6 +16,7 @@ from kmirror_dagster.cli import (
     recovery_drill,
     recovery_failback,
     recovery_faults,
+    recovery_forecast,
     recovery_history,
     recovery_manifest,
     recovery_switchover,
@@ -103,6 +104,7 @@ def _add_commands() -> None:
         app.command(function.__name__, rich_help_panel=_STEERING)(function)
     app.command("switchover", rich_help_panel=_RECOVERY)(recovery_switchover.switchover)
     app.command("failback", rich_help_panel=_RECOVERY)(recovery_failback.failback)
+    app.command("forecast", rich_help_panel=_RECOVERY)(recovery_forecast.forecast)
     app.command("drill", rich_help_panel=_RECOVERY)(recovery_drill.drill)
     app.command("manifest", rich_help_panel=_RECOVERY)(recovery_manifest.manifest)
     app.command("faults", rich_help_panel=_RECOVERY)(recovery_faults.faults)

@@ -12,7 +12,9 @@ from kmirror_dagster.coordination.models import (
     VerbResult,
 )
 from kmirror_dagster.errors import KmirrorError, UnknownMirrorError, UsageError
-from kmirror_dagster.lifecycle import MirrorState
+from kmirror_dagster.lifecycle import DesiredState, MirrorState
+from kmirror_dagster.recovery.forecast import KnownPartition
+from kmirror_dagster.settings import name_matcher
 
 _MAX_SHADOW_PARTITIONS = 64
 
@@ -103,3 +105,38 @@ def shadow_shape(summary: MirrorSummary, topics: int) -> Sequence[int]:
     if not counts:
         raise UsageError(f"mirror {summary.mirror} has no topics yet: there is nothing to rehearse")
     return counts[:topics]
+
+
+class PartitionCalls(Protocol):
+    """The part of `coordination.client.NodeClient` that lists partitions."""
+
+    def iter_partitions(
+        self, name: str, *, topic: str | None = None, state: MirrorState | None = None, limit: int = 500
+    ) -> Iterator[PartitionStatus]: ...
+
+
+def known_partitions(
+    client: PartitionCalls, mirror: str, patterns: Sequence[str] | None = None
+) -> list[KnownPartition]:
+    """What a node knows of the partitions a failover would stop.
+
+    Raises:
+        UsageError: when a pattern is malformed, or nothing is mirrored.
+    """
+    try:
+        selects = name_matcher(patterns)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    found = [
+        KnownPartition(
+            topic=status.topic,
+            partition=status.partition,
+            source_end=status.source_end_offset,
+            lag_seconds=status.lag_seconds or 0.0,
+        )
+        for status in client.iter_partitions(mirror)
+        if selects(status.topic) and status.desired is not DesiredState.STOPPED and status.state is not None
+    ]
+    if not found:
+        raise UsageError(f"mirror {mirror} has no topic to fail over; see 'kmirror describe {mirror}'")
+    return found

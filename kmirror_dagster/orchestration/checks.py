@@ -129,7 +129,7 @@ def _no_failed(summary: MirrorSummary, failed: Sequence[PartitionStatus]) -> Fin
 def _lag(summary: MirrorSummary, policies: PolicySettings) -> Finding:
     seen = f"{summary.lag_seconds:.1f} s and {summary.lag_records} records behind"
     limits = f"{policies.rpo_seconds:g} s"
-    passed = summary.lag_seconds <= policies.rpo_seconds
+    passed = keeps_rpo = summary.lag_seconds <= policies.rpo_seconds
     if policies.max_lag_records is not None:
         passed = passed and summary.lag_records <= policies.max_lag_records
         limits += f" and {policies.max_lag_records} records"
@@ -138,7 +138,9 @@ def _lag(summary: MirrorSummary, policies: PolicySettings) -> Finding:
         "lag_records": dg.MetadataValue.int(summary.lag_records),
     }
     text = f"{seen}, allowed: {limits}"
-    return Finding(LAG, passed, text, dg.AssetCheckSeverity.WARN, metadata)
+    # how much may be lost is a promise, how many records are behind a hint
+    severity = dg.AssetCheckSeverity.WARN if keeps_rpo else dg.AssetCheckSeverity.ERROR
+    return Finding(LAG, passed, text, severity, metadata)
 
 
 def _refresh(refresh: RefreshStatus | None, now_ms: int) -> Finding:

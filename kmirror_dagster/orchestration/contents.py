@@ -69,8 +69,7 @@ def subject_of(
 def _subject(
     node: NodeApi, view: MirrorView, is_wanted: Callable[[str], bool], *, with_stopped: bool
 ) -> Subject:
-    document = view.target.document
-    settings = load_mirror(document) if document else mirror_from_document(node.document(view.mirror))
+    settings = settings_of(node, view)
     topics = [
         topic.topic
         for topic in node.mirror(view.mirror).topics
@@ -83,6 +82,16 @@ def _subject(
             if status.topic in wanted and status.last_mirror_offset is not None:
                 ceilings[status.topic, status.partition] = status.last_mirror_offset
     return Subject(settings, topics, ceilings)
+
+
+def settings_of(node: NodeApi, view: MirrorView) -> MirrorSettings:
+    """Settings of a mirror with their secrets: of its document where the code location has it, else the node's.
+
+    Raises:
+        SettingsError: when they cannot be read with this process's environment.
+    """
+    document = view.target.document
+    return load_mirror(document) if document else mirror_from_document(node.document(view.mirror))
 
 
 def certificate_path(resource: KMirrorResource, mirror: str) -> Path:

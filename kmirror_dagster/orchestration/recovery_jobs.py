@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import dagster as dg
 
 from kmirror_dagster.orchestration.contents_jobs import certify_job, contents_check, reverify_job
+from kmirror_dagster.orchestration.forecast_jobs import forecast_job, rpo_check
 from kmirror_dagster.orchestration.job_parts import JobParts
 
 CERTIFY_CRON = "*/10 * * * *"
+FORECAST_CRON = "*/5 * * * *"
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,10 @@ class RecoveryParts:
 
 def recovery_parts(parts: JobParts) -> RecoveryParts:
     """Build them for all mirrors of a code location."""
-    certify = certify_job(parts)
+    certify, forecast = certify_job(parts), forecast_job(parts)
     return RecoveryParts(
-        checks=[contents_check(view) for view in parts.views.values()],
-        jobs=[certify, reverify_job(parts)],
+        checks=[make(view) for view in parts.views.values() for make in (contents_check, rpo_check)],
+        jobs=[certify, reverify_job(parts), forecast],
         schedules=[
             dg.ScheduleDefinition(
                 name=f"{parts.prefix}_certify_schedule",
@@ -34,6 +36,14 @@ def recovery_parts(parts: JobParts) -> RecoveryParts:
                 # it reads every record once on both sides: whoever pays for the traffic decides
                 default_status=dg.DefaultScheduleStatus.STOPPED,
                 description="Certifies what is new by digests, every ten minutes.",
-            )
+            ),
+            dg.ScheduleDefinition(
+                name=f"{parts.prefix}_forecast_schedule",
+                job=forecast,
+                cron_schedule=FORECAST_CRON,
+                # it needs the credentials of both clusters where Dagster's runs are
+                default_status=dg.DefaultScheduleStatus.STOPPED,
+                description="Logs what a failover would cost, every five minutes.",
+            ),
         ],
     )

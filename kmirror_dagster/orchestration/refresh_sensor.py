@@ -181,13 +181,14 @@ def _worst(node: NodeApi, mirror: str, deadline: Deadline) -> list[PartitionStat
 def _aggregate(
     view: MirrorView, summary: MirrorSummary, worst: Sequence[PartitionStatus], now_ms: int
 ) -> SensorEvent:
-    """A materialization when the mirror was refreshed, so that one that is not gets stale by its policy."""
+    """A materialization when the mirror was refreshed and keeps its RPO: one that does not gets stale by its policy."""
     is_refreshed = (
         summary.refresh is not None
         and summary.refresh.source_reachable
         and now_ms - summary.refresh.finished_ms <= 2 * _STALE_REFRESH_MS
     )
-    kind = dg.AssetMaterialization if is_refreshed else dg.AssetObservation
+    is_fresh = is_refreshed and summary.lag_seconds <= view.target.policies.rpo_seconds
+    kind = dg.AssetMaterialization if is_fresh else dg.AssetObservation
     return kind(asset_key=view.asset_key, metadata=mirror_metadata(summary, worst, now_ms=now_ms))
 
 

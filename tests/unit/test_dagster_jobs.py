@@ -109,6 +109,7 @@ def test_checks_by_hand(made: Ticker, node: FakeNode) -> None:
         "lag_within_limits": False,
         "refresh_fresh": True,
         "contents_verified": False,  # there are no clusters to read
+        "rpo_kept": False,
     }
     assert found["lag_within_limits"].description == "120.0 s and 0 records behind, allowed: 60 s"
     assert made.instance.get_materialized_partitions(KEY) == set()
@@ -127,7 +128,8 @@ def test_checks_without_a_node(made: Ticker, node: FakeNode) -> None:
         instance=made.instance, raise_on_error=False
     )
     found = {check.check_name: check for check in result.get_asset_check_evaluations()}
-    assert not found.pop("contents_verified").passed  # and says that it is not known
+    for name in ("contents_verified", "rpo_kept"):
+        assert (found[name].passed, found.pop(name).description) == (False, "not known: no answer")
     (check,) = found.values()
     assert (check.check_name, check.passed, check.description) == ("node_alive", False, "no answer")
     assert result.success
