@@ -8,12 +8,13 @@ import typer
 from kmirror_dagster.cli.completion import mirror_names
 from kmirror_dagster.cli.options import JsonOption
 from kmirror_dagster.cli.session import Session, session_of
-from kmirror_dagster.errors import KmirrorError, UsageError
+from kmirror_dagster.errors import KmirrorError, MirrorExistsError, UsageError
 
 if TYPE_CHECKING:
     from kmirror_dagster.metadata.preflight import PreflightReport
     from kmirror_dagster.settings import MirrorSettings
 
+_SHOWN = 20
 _COLOURS = {"ok": "green", "warning": "yellow", "unknown": "yellow", "error": "red"}
 
 
@@ -40,24 +41,71 @@ def check(
     Changes nothing. The clusters are asked with this process's environment. Rights that are missing are
     followed by the kafka-acls lines that grant them; ends with 1 then.
     """
+    session = session_of(ctx)
+    report = _asked(_settings(session, target), node_group, timeout)
+    if session.json or json:
+        _print_json(report)
+    else:
+        _print_report(report)
+    _raise_unless_ok(report)
+
+
+def preview_creation(session: Session, file: Path, *, replace: bool, timeout_s: float, as_json: bool) -> None:
+    """Say what creating a mirror from a file would do: with its node, and with both clusters.
+
+    Raises:
+        MirrorExistsError: one of that name has other settings and `replace` is not set.
+        KmirrorError: something stands in the way.
+    """
+    from kmirror_dagster.settings import load_document, load_mirror
+
+    document = load_document(file)
+    settings = load_mirror(file)
+    with session.client() as client:
+        names = {summary.mirror for summary in client.mirrors()}
+        stored = client.document(settings.mirror) if settings.mirror in names else None
+    if stored is not None and stored != document and not replace:
+        raise MirrorExistsError(f"mirror {settings.mirror!r} exists with other settings: see --replace")
+    report = _asked(settings, "kmirror", timeout_s)
+    action = "create" if stored is None else "keep" if stored == document else "replace"
+    if as_json:
+        _print_json(report, action=action)
+    else:
+        _print_report(report)
+        text = {
+            "create": "would be created",
+            "replace": "would get these settings",
+            "keep": "would stay as it is",
+        }
+        shown = ", ".join(report.topics[:_SHOWN])
+        more = f" and {len(report.topics) - _SHOWN} more" if len(report.topics) > _SHOWN else ""
+        typer.echo(
+            f"mirror {settings.mirror} {text[action]}; topics: {shown or 'none yet'}{more}; nothing was changed"
+        )
+    _raise_unless_ok(report)
+
+
+def _asked(settings: "MirrorSettings", node_group: str, timeout_s: float) -> "PreflightReport":
     from kmirror_dagster.broker.admin import ClusterAdmin
-    from kmirror_dagster.cli.output import print_json
     from kmirror_dagster.cli.progress import busy
     from kmirror_dagster.metadata.preflight import run_preflight
 
-    session = session_of(ctx)
-    settings = _settings(session, target)
     source, destination = ClusterAdmin(settings.source), ClusterAdmin(settings.destination)
     try:
         with busy(f"asking the clusters of {settings.mirror}"):
-            report = run_preflight(settings, source, destination, node_group=node_group, deadline_s=timeout)
+            return run_preflight(settings, source, destination, node_group=node_group, deadline_s=timeout_s)
     finally:
         source.close()
         destination.close()
-    if session.json or json:
-        print_json({**report.model_dump(mode="json"), "ok": report.ok})
-    else:
-        _print_report(report)
+
+
+def _print_json(report: "PreflightReport", **more: str) -> None:
+    from kmirror_dagster.cli.output import print_json
+
+    print_json({**report.model_dump(mode="json"), "ok": report.ok, **more})
+
+
+def _raise_unless_ok(report: "PreflightReport") -> None:
     if not report.ok:
         errors = sum(finding.level == "error" for finding in report.findings)
         raise KmirrorError(f"{report.mirror}: {errors} error(s), {len(report.missing)} right(s) missing")
@@ -76,7 +124,7 @@ def _settings(session: Session, target: str) -> "MirrorSettings":
 
 
 def _print_report(report: "PreflightReport") -> None:
-    width = max(len(finding.level) for finding in report.findings)
+    width = max((len(finding.level) for finding in report.findings), default=len("error"))
     for finding in report.findings:
         level = typer.style(finding.level.ljust(width), fg=_COLOURS[finding.level])
         typer.echo(f"{level}  {finding.subject}: {finding.text}")

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kmirror_dagster.cli.check import preview_creation
 from kmirror_dagster.cli.options import (
+    DryRunOption,
     JsonOption,
     MirrorArgument,
     TimeoutOption,
     TopicsOption,
     split_patterns,
 )
+from kmirror_dagster.cli.plan import show_plan
 from kmirror_dagster.cli.session import session_of
 from kmirror_dagster.errors import KmirrorError, UsageError
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
@@ -37,6 +40,7 @@ def create(
         bool, typer.Option("--wait/--no-wait", help="Wait until every partition found is MIRRORING.")
     ] = False,
     timeout: TimeoutOption = 60.0,
+    dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
     """Create a mirror from a settings file.
@@ -51,6 +55,9 @@ def create(
     from kmirror_dagster.settings import load_document
 
     session = session_of(ctx)
+    if dry_run:
+        preview_creation(session, file, replace=replace, timeout_s=timeout, as_json=session.json or json)
+        return
     document = load_document(file)
     with session.client(deadline_s=_CREATE_DEADLINE_S) as client:
         with busy(f"asking {_servers(document)} for their cluster ids"):
@@ -146,22 +153,34 @@ def delete(
     force: Annotated[
         bool, typer.Option("--force", help="Delete it though its topics are not all STOPPED.")
     ] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Delete a mirror; topics and data at the destination stay.
 
     Its topics have to be STOPPED first ('kmirror stop MIRROR'), unless --force is given.
     """
     with session_of(ctx).client() as client:
-        client.delete(mirror, force=force)
+        client.delete(mirror, force=force, dry_run=dry_run)
+        if dry_run:
+            typer.echo(_deletion_text(client.mirror(mirror)))
+            return
     typer.echo(f"mirror {mirror} deleted; its topics stay at the destination")
 
 
-def refresh(ctx: typer.Context, mirror: MirrorArgument, json: JsonOption = False) -> None:
-    """Run one metadata refresh now: topics, partitions, configurations, groups."""
+def refresh(
+    ctx: typer.Context, mirror: MirrorArgument, dry_run: DryRunOption = False, json: JsonOption = False
+) -> None:
+    """Run one metadata refresh now: topics, partitions, configurations, groups, ACLs, quotas.
+
+    A dry run shows what it would change, as 'kmirror plan' does.
+    """
     from kmirror_dagster.cli.output import print_json, print_table
     from kmirror_dagster.cli.progress import busy
 
     session = session_of(ctx)
+    if dry_run:
+        show_plan(session, mirror, as_json=session.json or json)
+        return
     with session.client() as client, busy(f"refreshing {mirror}"):
         status = client.refresh(mirror)
     if session.json or json:
@@ -173,6 +192,15 @@ def refresh(ctx: typer.Context, mirror: MirrorArgument, json: JsonOption = False
         print_table(("STEP", "RESULT", "CHANGES", "MS"), rows, numeric=frozenset({"CHANGES", "MS"}))
     if not status.ok:
         raise KmirrorError(f"refresh of {mirror} has errors: {'; '.join(_step_errors(status))}")
+
+
+def _deletion_text(summary: "MirrorSummary") -> str:
+    active = summary.partitions - summary.states.get(MirrorState.STOPPED.value, 0)
+    first = f", {active} partitions would be stopped first" if active else ""
+    return (
+        f"mirror {summary.mirror} would be deleted with its state of {len(summary.topics)} topics{first}; "
+        "its topics stay at the destination; nothing was changed"
+    )
 
 
 def _servers(document: dict[str, Any]) -> str:

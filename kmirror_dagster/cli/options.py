@@ -28,6 +28,9 @@ WaitOption: TypeAlias = Annotated[
 TimeoutOption: TypeAlias = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Longest wait.")
 ]
+DryRunOption: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what would be done; nothing is changed.")
+]
 
 
 def split_patterns(given: list[str] | None) -> list[str] | None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kmirror_dagster.cli.options import JsonOption, MirrorArgument
-from kmirror_dagster.cli.session import session_of
+from kmirror_dagster.cli.session import Session, session_of
 from kmirror_dagster.errors import KmirrorError
 
 if TYPE_CHECKING:
@@ -28,13 +28,24 @@ def plan(
     The node that leads the mirror looks at both clusters and changes nothing. What it could not look at, and
     what is left alone on purpose, follows below the changes.
     """
+    session = session_of(ctx)
+    changes = show_plan(session, mirror, as_json=session.json or json)
+    if check and changes:
+        raise KmirrorError(f"{mirror} is not in step: {changes} change(s)")
+
+
+def show_plan(session: Session, mirror: str, *, as_json: bool) -> int:
+    """Print what a refresh of a mirror would change; the number of changes.
+
+    Raises:
+        KmirrorError: when something could not be looked at.
+    """
     from kmirror_dagster.cli.output import print_json
     from kmirror_dagster.cli.progress import busy
 
-    session = session_of(ctx)
     with session.client() as client, busy(f"planning {mirror}"):
         planned = client.plan(mirror)
-    if session.json or json:
+    if as_json:
         print_json(planned.model_dump(mode="json"))
     else:
         _print_plan(planned)
@@ -43,8 +54,7 @@ def plan(
     ]
     if errors:
         raise KmirrorError(f"plan of {mirror} is not complete: {'; '.join(errors)}")
-    if check and planned.changes:
-        raise KmirrorError(f"{mirror} is not in step: {len(planned.changes)} change(s)")
+    return len(planned.changes)
 
 
 def _print_plan(planned: "MirrorPlan") -> None:

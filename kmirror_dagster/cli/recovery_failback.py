@@ -55,7 +55,9 @@ def failback(
     quarantine_format: Annotated[
         QuarantineFormat, typer.Option("--format", help="Format of those files.")
     ] = QuarantineFormat.JSONL,
-    plan: Annotated[bool, typer.Option("--plan", help="Print what would be done and end.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", "--dry-run", help="Print what would be done and end.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
     abort: Annotated[
         bool, typer.Option("--abort", help="Give up a failback under way, as long as nothing was deleted.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kmirror_dagster.cli.options import JsonOption, MirrorArgument, TopicsOption, split_patterns
+from kmirror_dagster.cli.options import DryRunOption, JsonOption, MirrorArgument, TopicsOption, split_patterns
 from kmirror_dagster.cli.recovery_failback import carry_out, confirm, print_outcome, wish_of
 from kmirror_dagster.cli.session import session_of
 from kmirror_dagster.errors import IllegalTransitionError, KmirrorError, UsageError
@@ -50,6 +50,7 @@ def switchover(
     drain: Annotated[
         float, typer.Option("--drain", metavar="SECONDS", min=1, help="Longest wait for equal ends.")
     ] = 60.0,
+    dry_run: DryRunOption = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
     abort: Annotated[
         bool, typer.Option("--abort", help="Give it up before the mirror is stopped: back to the start.")
@@ -93,6 +94,9 @@ def switchover(
             typer.echo(f"{mirror}: going on with the switchover under way, at step {record.step}", err=True)
         else:
             record = _begun(client, mirror, stored, patterns, quiet, drain)
+        if dry_run:
+            _print_steps(record, as_json=as_json)
+            return
         with client_of_other_node(session, to_state_dir, to_endpoint, summary.source_cluster_id) as other:
             confirm(mirror, yes=yes, hint="say --yes to do it")
             record, downtime_s = _until_stopped(client, record)
@@ -102,6 +106,24 @@ def switchover(
             record = _planned(client, record, name, directory)
             done = carry_out(client, other, record, timeout)
     print_outcome(done, as_json=as_json, with_plan=False)
+
+
+def _print_steps(record: "RecoveryRecord", *, as_json: bool) -> None:
+    """What would be done, from the step it is at."""
+    from kmirror_dagster.cli.output import print_json
+    from kmirror_dagster.recovery.failback import FailbackStep
+    from kmirror_dagster.recovery.switchover import SwitchoverStep
+
+    names = [*(step.value for step in SwitchoverStep), *(step.value for step in FailbackStep)]
+    steps = names[names.index(record.step) :] if record.step in names else names
+    topics = record.document.get("topics", [])
+    if as_json:
+        print_json({"mirror": record.mirror, "topics": topics, "steps": steps, "dry_run": True})
+        return
+    typer.echo(
+        f"{record.mirror}: would switch over {', '.join(topics) or 'what is left'}: {', '.join(steps)}"
+    )
+    typer.echo("nothing was changed")
 
 
 def _is_done(client: "NodeClient", stored: "RecoveryRecord", patterns: list[str] | None) -> bool:

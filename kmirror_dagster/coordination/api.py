@@ -201,12 +201,14 @@ def _add_mirror_routes(app: FastAPI, service: Callable[[], NodeService]) -> None
         return await service().mirror(mirror)
 
     @app.delete("/v1/mirrors/{mirror}", status_code=204, response_model=None)
-    async def delete(mirror: Mirror, request: Request, force: bool = False) -> Response:  # pyright: ignore[reportUnusedFunction]
+    async def delete(  # pyright: ignore[reportUnusedFunction]
+        mirror: Mirror, request: Request, force: bool = False, dry_run: bool = False
+    ) -> Response:
         """Delete a mirror; topics and data stay."""
         away = await _forwarded(service(), request, mirror)
         if away is not None:
             return away
-        await service().operations.delete(mirror, force=force)
+        await service().operations.delete(mirror, force=force, dry_run=dry_run)
         return Response(status_code=204)
 
     @app.get("/v1/mirrors/{mirror}/document")

@@ -206,14 +206,17 @@ class NodeClient:
         answer = self._send("POST", "/v1/mirrors", body=request, extra_s=self._deadline_s)
         return _read(answer, MirrorSummary)
 
-    def delete(self, name: str, *, force: bool = False) -> None:
-        """Delete a mirror; the destination's topics and data stay.
+    def delete(self, name: str, *, force: bool = False, dry_run: bool = False) -> None:
+        """Delete a mirror; the destination's topics and data stay. A dry run only tells whether it could be.
 
         Raises:
             UnknownMirrorError: when there is none of that name.
             IllegalTransitionError: when a partition is not STOPPED and `force` is not set.
         """
-        self._send("DELETE", _mirror_path(name), params={"force": "true"} if force else None)
+        chosen = {"force": force, "dry_run": dry_run}
+        self._send(
+            "DELETE", _mirror_path(name), params={key: "true" for key, is_set in chosen.items() if is_set}
+        )
 
     def verb(self, name: str, verb: str, request: VerbRequest | None = None) -> VerbResult:
         """Ask for `start`, `pause`, `resume`, `stop` or `recover`; returns when the wish is stored.

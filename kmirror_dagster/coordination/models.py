@@ -126,10 +126,12 @@ class VerbRequest(ApiModel):
     Attributes:
         topics: whole-name RE2 patterns, None for all topics of the mirror.
         operation_id: makes a repeated call harmless.
+        dry_run: only tell what would be changed.
     """
 
     topics: list[str] | None = None
     operation_id: str | None = None
+    dry_run: bool = False
 
 
 class VerbResult(ApiModel):

@@ -122,8 +122,10 @@ class MirrorOperations:
             logger.info("mirror %s stored", record.mirror, extra={"mirror": record.mirror})
             return record
 
-    async def delete(self, mirror: str, *, force: bool) -> None:
+    async def delete(self, mirror: str, *, force: bool, dry_run: bool = False) -> None:
         """Delete a mirror's records; the destination's topics and data stay.
+
+        A dry run raises what the deletion would, and changes nothing.
 
         Raises:
             UnknownMirrorError: when there is none.
@@ -134,7 +136,9 @@ class MirrorOperations:
             self._known(mirror)
             if not force:
                 self._refuse_active(mirror)
-            else:
+            if dry_run:
+                return
+            if force:
                 await self._stop_all(mirror, shard)
             topics = self._view.topics.get(mirror, {})
             keys = [encode_key(TopicRecord.TYPE, mirror, topic) for topic in topics]
@@ -214,7 +218,7 @@ class MirrorOperations:
             writes: list[Write] = [Write.of(intent) for intent in intents]
             if verb == "start" and request.topics is not None:
                 writes += self._started_by_name(record, request.topics)
-            if writes:
+            if writes and not request.dry_run:
                 await shard.write(writes)
             result = VerbResult(
                 mirror=mirror,
@@ -223,6 +227,8 @@ class MirrorOperations:
                 unchanged=unchanged,
                 partitions=sum(intent.partitions for intent in intents),
             )
+            if request.dry_run:
+                return result
             self._remember(operation, result)
         if verb in ("start", "resume") and writes:
             self._refreshes.request(mirror)

@@ -212,14 +212,16 @@ class NodeService:
             UnknownMirrorError, UsageError, NotLeaderError.
         """
         topics = self.operations.select(mirror, request.topics)
-        if any(topic.error for topic in topics):
+        if any(topic.error for topic in topics) and not request.dry_run:
             # what the topic failed of may have been put right: only a refresh can tell
             await self.refreshes.refresh(mirror)
             topics = self.operations.select(mirror, request.topics)
         names = recoverable(self._view, [topic for topic in topics if topic.error is None])
         writes = [_recovery(record) for name in names if (record := self._view.states.get(name)) is not None]
-        results = await self.write_states(writes)
+        results = await self.write_states([] if request.dry_run else writes)
         accepted = [result.ref for result in results if result.error_code is None]
+        if request.dry_run:
+            accepted = [PartitionRef(mirror=w.mirror, topic=w.topic, partition=w.partition) for w in writes]
         changed = sorted({ref.topic for ref in accepted})
         return VerbResult(
             mirror=mirror,

@@ -124,13 +124,13 @@ class FakeNode:
         self.log.append(("create", request))
         return self.mirror("orders")
 
-    def delete(self, name: str, *, force: bool = False) -> None:
+    def delete(self, name: str, *, force: bool = False, dry_run: bool = False) -> None:
         self.mirror(name)
-        self.log.append(("delete", force))
+        self.log.append(("would delete" if dry_run else "delete", force))
 
     def verb(self, name: str, verb: str, request: VerbRequest) -> VerbResult:
         self.mirror(name)
-        self.log.append((verb, request.topics))
+        self.log.append((f"would {verb}" if request.dry_run else verb, request.topics))
         topics = sorted({status.topic for status in self.partitions})
         if request.topics is not None:
             topics = [topic for topic in topics if topic in request.topics]

@@ -163,7 +163,7 @@ def test_names_are_quoted_and_bodies_typed() -> None:
                 call()
     assert seen[0].url.raw_path == b"/v1/mirrors/a%2F..%2Fb%3Fc"
     assert seen[1].headers["content-type"] == "application/json"
-    assert seen[1].content == b'{"topics":["t"],"operation_id":null}'
+    assert seen[1].content == b'{"topics":["t"],"operation_id":null,"dry_run":false}'
     assert seen[2].headers["authorization"] == "Bearer tok"
 
 
