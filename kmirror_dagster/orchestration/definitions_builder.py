@@ -59,10 +59,12 @@ def build_mirror_definitions(
 
     Raises:
         UsageError: when no mirror or one twice is given, or the prefix is no identifier.
-        SettingsError: when a document cannot be read.
+        SettingsError: when a document cannot be read, or the resource holds its token as text.
     """
     if dagster_name(prefix) != prefix or not prefix:
         raise UsageError(f"prefix {prefix!r}: expected letters, digits and '_'")
+    if resource is not None:
+        resource.refuse_literal_token()
     targets = [mirror_target(mirror) for mirror in mirrors]
     shown = _shown(targets, translator or KMirrorTranslator(), prefix)
     views = [each.view for each in shown]

@@ -32,6 +32,23 @@ class Incident:
 
 
 @dataclass(frozen=True)
+class FailedPartition:
+    """One FAILED partition: since when, and whether it is retried by itself."""
+
+    name: str
+    since_ms: int
+    retriable: bool
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """How the destination keeps its replicas: partitions without a leader, and those with too few in sync."""
+
+    leaderless: Sequence[str] = ()
+    under_replicated: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Evidence:
     """All that is looked at.
 
@@ -40,7 +57,11 @@ class Evidence:
         histories: what each node saw.
         own_look: what Dagster itself saw of the source just now.
         partitions_to_stop: partitions that are neither STOPPED nor without a state.
-        lag_seconds: what a failover now would lose at most, in seconds.
+        lag_seconds: age of the oldest record that is still missing; it grows while the source is down.
+        rpo_seconds: what the mirror's policy allows to be lost; None: anything.
+        failed: FAILED partitions.
+        replicas: of the destination; None: not looked at.
+        approved_ms: newest approval of a failover by a person; None when there is none.
     """
 
     now_ms: int
@@ -49,15 +70,25 @@ class Evidence:
     partitions_to_stop: int
     lag_seconds: float
     incident: Incident = Incident()
+    rpo_seconds: float | None = None
+    failed: Sequence[FailedPartition] = ()
+    replicas: Replicas | None = None
+    approved_ms: int | None = None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision and what it rests on; `first_bad_ms` is when the source was first seen down."""
+    """The decision and what it rests on.
+
+    Attributes:
+        first_bad_ms: when the source was first seen down.
+        awaits: nothing but this stands between here and a failover: "approval" or "dry run".
+    """
 
     fail_over: bool
     reason: str
     first_bad_ms: int | None = None
+    awaits: str | None = None
 
 
 def decide(evidence: Evidence, settings: FailoverSettings) -> Verdict:
@@ -65,7 +96,8 @@ def decide(evidence: Evidence, settings: FailoverSettings) -> Verdict:
 
     In this order: something is left to stop, no other failover is open, the cool-down is over, nodes look,
     enough of them saw the source down `bad_observations` times in a row, Dagster sees it down as well, so
-    does the majority of all that look, the destination is well, and no more would be lost than is allowed.
+    does the majority of all that look, the destination answers, no more would be lost than is allowed, nothing was
+    FAILED before, every partition has a leader and all its replicas, and a person has approved it where one has to.
     """
     if evidence.partitions_to_stop == 0:
         return Verdict(False, "nothing to fail over: no partition is mirrored")
@@ -87,13 +119,47 @@ def decide(evidence: Evidence, settings: FailoverSettings) -> Verdict:
     unwell = _unwell_destination(looking)
     if unwell:
         return Verdict(False, f"{seen}; but the destination is unwell: {unwell}")
-    limit = settings.max_destination_lag_seconds
-    if limit is not None and evidence.lag_seconds > limit:
-        return Verdict(
-            False, f"{seen}; but {evidence.lag_seconds:.0f} s would be lost, {limit:.0f} s are allowed"
-        )
     first_bad_ms = min(history.source[-_bad_streak(history.source)].at_ms for history in bad)
+    unfit = _unfit(evidence, settings, first_bad_ms)
+    if unfit:
+        return Verdict(False, f"{seen}; but {unfit}")
+    if settings.dry_run:
+        return Verdict(False, f"{seen}; dry run: would fail over now", first_bad_ms, "dry run")
+    if settings.approval == "required" and not _is_approved(evidence, first_bad_ms):
+        return Verdict(
+            False, f"{seen}; everything speaks for a failover: approve it", first_bad_ms, "approval"
+        )
     return Verdict(True, f"{seen}; failing over", first_bad_ms)
+
+
+def _is_approved(evidence: Evidence, first_bad_ms: int) -> bool:
+    """An approval is of the outage it was given in."""
+    return evidence.approved_ms is not None and evidence.approved_ms >= first_bad_ms
+
+
+def _unfit(evidence: Evidence, settings: FailoverSettings, first_bad_ms: int) -> str | None:
+    """Why the destination should not take over by itself; a person can decide otherwise (`force`)."""
+    limit = settings.max_destination_lag_seconds or evidence.rpo_seconds
+    # what is missing had come before the source went: the time since is none of the loss
+    lost_s = max(0.0, evidence.lag_seconds - (evidence.now_ms - first_bad_ms) / 1000)
+    if limit is not None and lost_s > limit:
+        return f"{lost_s:.0f} s would be lost, {limit:.0f} s are allowed"
+    # a source that is down makes partitions fail too, and they are retried
+    broken = [each.name for each in evidence.failed if not each.retriable or each.since_ms < first_bad_ms]
+    if broken:
+        return f"{_named(broken)} FAILED already before the source went down"
+    replicas = evidence.replicas or Replicas()
+    if replicas.leaderless:
+        return f"{_named(replicas.leaderless)} without a leader at the destination"
+    if replicas.under_replicated:
+        return f"{_named(replicas.under_replicated)} under-replicated at the destination"
+    return None
+
+
+def _named(partitions: Sequence[str]) -> str:
+    verb = "is" if len(partitions) == 1 else "are"
+    more = f" and {len(partitions) - 3} more" if len(partitions) > 3 else ""
+    return f"{', '.join(partitions[:3])}{more} {verb}"
 
 
 def _held_back(evidence: Evidence, settings: FailoverSettings) -> str | None:

@@ -12,13 +12,20 @@ from kmirror_dagster.coordination.models import MirrorSummary, PartitionStatus, 
 from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.orchestration.clocks import epoch_ms
-from kmirror_dagster.orchestration.failover import Incident, decide
+from kmirror_dagster.orchestration.failover import Incident
 from kmirror_dagster.orchestration.figures import by_need, partition_table, seconds
 from kmirror_dagster.orchestration.job_parts import JobParts, confirm_field, mirror_field, topics_field
-from kmirror_dagster.orchestration.mirror_probe import FAILOVER_TAG, gather, partitions_to_stop
+from kmirror_dagster.orchestration.mirror_probe import (
+    APPROVAL_TAG,
+    FAILOVER_TAG,
+    gather,
+    judged,
+    partitions_to_stop,
+)
 from kmirror_dagster.orchestration.node_api import NodeApi
-from kmirror_dagster.orchestration.resources import resource_of
+from kmirror_dagster.orchestration.resources import KMirrorResource, resource_of
 from kmirror_dagster.orchestration.views import MirrorView
+from kmirror_dagster.settings import name_matcher
 
 DEFAULT_STOP_WAIT_S = 120.0
 _POLL_S = 0.5
@@ -34,6 +41,7 @@ class FailoverConfig(BaseModel):
     topics: list[str]
     force: bool
     wait_seconds: float
+    dry_run: bool
     first_bad_ms: int
 
 
@@ -62,6 +70,9 @@ def failover_job(parts: JobParts) -> dg.JobDefinition:
             "wait_seconds": dg.Field(
                 dg.Float, default_value=DEFAULT_STOP_WAIT_S, description="How long to wait for STOPPED."
             ),
+            "dry_run": dg.Field(
+                dg.Bool, default_value=False, description="Check and report only; nothing is stopped."
+            ),
             "first_bad_ms": dg.Field(
                 dg.Int,
                 default_value=0,
@@ -87,6 +98,25 @@ def failover_job(parts: JobParts) -> dg.JobDefinition:
     )
 
 
+def approve_failover_job(parts: JobParts) -> dg.JobDefinition:
+    """Build the job by which a person approves a failover that the sensor waits with."""
+    name = f"{parts.prefix}_approve_failover"
+
+    @dg.op(
+        name=f"{name}_op",
+        config_schema={"mirror": mirror_field(parts), "confirm": confirm_field()},
+        out=dg.Out(dg.Nothing),
+    )
+    def approve(context: dg.OpExecutionContext) -> None:
+        view = parts.confirmed_view(context.op_config["mirror"], context.op_config["confirm"])
+        context.instance.add_run_tags(context.run_id, {APPROVAL_TAG: view.mirror})
+        context.log.info(f"failover of {view.mirror} approved, for the outage under way only")
+
+    return parts.job(
+        approve, name, "Approve a failover that the sensor has found right (failover.approval: required)."
+    )
+
+
 def run_failover(
     context: dg.OpExecutionContext, view: MirrorView, config: FailoverConfig
 ) -> dict[str, dg.MetadataValue]:
@@ -97,11 +127,15 @@ def run_failover(
         KmirrorError: when the node cannot be asked.
     """
     resource = resource_of(context, view.resource_key)
-    evidence, before = gather(resource, view.mirror, Incident())
-    verdict = decide(evidence, view.target.policies.failover)
+    evidence, before = gather(resource, view, Incident())
+    verdict = judged(context, resource, view, evidence)
     context.log.info(verdict.reason)
-    if partitions_to_stop(before) and not verdict.fail_over and not config.force:
+    # whoever types the mirror's name approves of it, and the sensor has seen an approval
+    speaks_for_it = verdict.fail_over or verdict.awaits is not None
+    if partitions_to_stop(before) and not speaks_for_it and not config.force:
         raise dg.Failure(f"called off, nothing was changed: {verdict.reason}", allow_retries=False)
+    if config.dry_run:
+        return _dry_run(resource, view, config, before)
     deadline = Deadline(config.wait_seconds)
     with resource.connect(budget_s=_CALL_BUDGET_S) as node:
         statuses = list(node.iter_partitions(view.mirror))  # lag as it was, before it is gone from sight
@@ -115,6 +149,17 @@ def run_failover(
     if left:
         raise _not_stopped(view.mirror, left)
     return _report(config, before, [status for status in statuses if status.topic in topics])
+
+
+def _dry_run(
+    resource: KMirrorResource, view: MirrorView, config: FailoverConfig, before: MirrorSummary
+) -> dict[str, dg.MetadataValue]:
+    """What a failover would stop; nothing is changed."""
+    is_meant = name_matcher(config.topics or None)
+    with resource.connect(budget_s=_CALL_BUDGET_S) as node:
+        statuses = [each for each in node.iter_partitions(view.mirror) if is_meant(each.topic)]
+    statuses = [each for each in statuses if each.state not in (None, MirrorState.STOPPED)]
+    return {"dry_run": dg.MetadataValue.bool(True), **_report(config, before, statuses)}
 
 
 def wait_stopped(node: NodeApi, mirror: str, topics: set[str], deadline: Deadline) -> list[PartitionStatus]:

@@ -3,9 +3,8 @@
 import dagster as dg
 
 from kmirror_dagster.errors import KmirrorError
-from kmirror_dagster.orchestration.failover import decide
 from kmirror_dagster.orchestration.failover_job import failover_config
-from kmirror_dagster.orchestration.mirror_probe import FAILOVER_TAG, gather, incident_of
+from kmirror_dagster.orchestration.mirror_probe import FAILOVER_TAG, gather, incident_of, judged
 from kmirror_dagster.orchestration.resources import KMirrorResource, resource_of
 from kmirror_dagster.orchestration.views import MirrorView
 
@@ -39,10 +38,10 @@ def evaluate(
     """One tick: gather evidence and decide."""
     incident, newest = incident_of(context.instance, view.mirror)
     try:
-        evidence, summary = gather(resource, view.mirror, incident)
+        evidence, summary = gather(resource, view, incident)
     except KmirrorError as error:
         return dg.SkipReason(f"not known how the mirror is: {error}")
-    verdict = decide(evidence, view.target.policies.failover)
+    verdict = judged(context, resource, view, evidence)
     context.log.info(verdict.reason)
     if not verdict.fail_over:
         return dg.SkipReason(verdict.reason)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from kmirror_dagster.orchestration.contents_jobs import certify_job, contents_check, reverify_job
+from kmirror_dagster.orchestration.failover_job import approve_failover_job
 from kmirror_dagster.orchestration.forecast_jobs import forecast_job, rpo_check
 from kmirror_dagster.orchestration.job_parts import JobParts
 
@@ -27,7 +28,7 @@ def recovery_parts(parts: JobParts) -> RecoveryParts:
     certify, forecast = certify_job(parts), forecast_job(parts)
     return RecoveryParts(
         checks=[make(view) for view in parts.views.values() for make in (contents_check, rpo_check)],
-        jobs=[certify, reverify_job(parts), forecast],
+        jobs=[certify, reverify_job(parts), forecast, approve_failover_job(parts)],
         schedules=[
             dg.ScheduleDefinition(
                 name=f"{parts.prefix}_certify_schedule",

@@ -17,7 +17,7 @@ from kmirror_dagster.coordination.state_directory import (
     default_state_dir,
 )
 from kmirror_dagster.coordination.tls import CA_VARIABLE, identity_of
-from kmirror_dagster.errors import ApiAuthenticationError, UsageError
+from kmirror_dagster.errors import ApiAuthenticationError, SettingsError, UsageError
 from kmirror_dagster.orchestration.budgets import run_within
 from kmirror_dagster.orchestration.node_api import NodeApi
 from kmirror_dagster.settings.references import variable
@@ -36,7 +36,7 @@ class KMirrorResource(dg.ConfigurableResource[Any]):
     Which node: `endpoint` when given, else the one that runs on `state_dir` when that is given, else
     `KMIRROR_ENDPOINT`, else the one on the user's state directory. Any node will do, each knows all states.
     Give the token as `EnvVar("KMIRROR_TOKEN")`, or leave it to `KMIRROR_TOKEN`, `KMIRROR_TOKEN_FILE` or the
-    state directory; Dagster shows none of them.
+    state directory; Dagster shows none of them. A token as text is refused: that would be shown.
     """
 
     endpoint: str = Field(
@@ -60,6 +60,20 @@ class KMirrorResource(dg.ConfigurableResource[Any]):
     node_config: str = Field(
         default="", description="Path of the node's settings document; needed to start one in local mode."
     )
+
+    def refuse_literal_token(self) -> None:
+        """Refuse a token that stands in the code.
+
+        Dagster marks secret fields for its forms only: the value of a resource is sent to whoever opens its page,
+        unless it is the name of a variable.
+
+        Raises:
+            SettingsError: naming the remedy, never the token.
+        """
+        if self.token and not isinstance(self.token, dg.EnvVar):
+            raise SettingsError(
+                f'a secret must not be part of definitions, Dagster shows them: token=EnvVar("{TOKEN_VARIABLE}")'
+            )
 
     def open(self, *, budget_s: float) -> NodeApi:
         """Client of the node; nothing is sent yet.

@@ -1,14 +1,12 @@
 """Jobs that schedules run: a full refresh, and reconciling the event log with `__mirror_state`."""
 
-from collections.abc import Iterator
-
 import dagster as dg
 
 from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.orchestration.clocks import epoch_ms
+from kmirror_dagster.orchestration.event_batches import log_states
 from kmirror_dagster.orchestration.figures import by_need, mirror_metadata
 from kmirror_dagster.orchestration.history import (
-    StateEvent,
     is_news,
     logged_states,
     state_event,
@@ -58,24 +56,22 @@ def _upkeep_job(parts: JobParts, kind: str, description: str, *, refresh: bool) 
         out=dg.Out(dg.Nothing),
         pool=parts.prefix,
     )
-    def upkeep(context: dg.OpExecutionContext) -> Iterator[StateEvent | dg.Output[None]]:
+    def upkeep(context: dg.OpExecutionContext) -> dg.Output[None]:
         problems: list[str] = []
         with resource_of(context, parts.resource_key).connect(budget_s=_CALL_BUDGET_S) as node:
             for mirror in context.op_config["mirrors"]:
                 try:
-                    yield from _upkeep(context, node, parts.view(mirror), refresh=refresh)
+                    _upkeep(context, node, parts.view(mirror), refresh=refresh)
                 except KmirrorError as error:  # the other mirrors have their turn all the same
                     problems.append(f"{mirror}: {error}")
         if problems:
             raise dg.Failure("; ".join(problems), allow_retries=False)
-        yield dg.Output(None)
+        return dg.Output(None)
 
     return parts.job(upkeep, name, description)
 
 
-def _upkeep(
-    context: dg.OpExecutionContext, node: NodeApi, view: MirrorView, *, refresh: bool
-) -> Iterator[StateEvent]:
+def _upkeep(context: dg.OpExecutionContext, node: NodeApi, view: MirrorView, *, refresh: bool) -> None:
     problem = None
     if refresh:
         status = node.refresh(view.mirror)
@@ -86,12 +82,12 @@ def _upkeep(
         elif not status.ok:
             failed = [step.step for step in status.steps if not step.ok]
             problem = f"steps with errors: {', '.join(failed)}; {'; '.join(errors[:5])}"
-    yield from reconcile(context, node, view)
+    reconcile(context, node, view)
     if problem:
         raise KmirrorError(f"refresh: {problem}")
 
 
-def reconcile(context: dg.OpExecutionContext, node: NodeApi, view: MirrorView) -> Iterator[StateEvent]:
+def reconcile(context: dg.OpExecutionContext, node: NodeApi, view: MirrorView) -> None:
     """Bring partition keys and event log in line with the states the nodes hold."""
     summary = node.mirror(view.mirror)
     statuses = {
@@ -102,8 +98,7 @@ def reconcile(context: dg.OpExecutionContext, node: NodeApi, view: MirrorView) -
     logged = logged_states(context.instance, view.asset_key, statuses)
     missing = [status for key, status in statuses.items() if is_news(status, logged.get(key))]
     context.log.info(f"{view.mirror}: {len(missing)} of {len(statuses)} states were not logged; {diff}")
-    for status in missing:
-        yield state_event(view.asset_key, status, status)
+    log_states(context, [state_event(view.asset_key, status, status) for status in missing])
     worst = by_need(list(statuses.values()))[:_WORST_ROWS]
     figures = mirror_metadata(summary, worst, now_ms=epoch_ms())
-    yield dg.AssetObservation(asset_key=view.asset_key, metadata=figures)
+    context.log_event(dg.AssetObservation(asset_key=view.asset_key, metadata=figures))

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster import Shape
+from dagster._core.remote_representation.external_data import RepositorySnap
+from dagster_shared.serdes import serialize_value
 
 from kmirror_dagster.errors import SettingsError, UsageError
 from kmirror_dagster.orchestration import (
@@ -138,12 +141,49 @@ def test_policies_come_from_the_document(tmp_path: Path) -> None:
     dg.Definitions.validate_loadable(defs)
 
 
-def test_token_is_never_shown() -> None:
-    """The token is no part of the resource's text, and its field is one whose value the UI masks (E4)."""
+@pytest.mark.case("E4")
+@pytest.mark.filterwarnings("ignore:Property `ScheduleDefinition.environment_vars`")
+def test_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a code location tells the webserver has the variable's name and not the token."""
+    monkeypatch.setenv("MY_TOKEN", "s3cret-token")
+    resource = KMirrorResource(endpoint="http://node:1", token=dg.EnvVar("MY_TOKEN"))
+    defs = build_mirror_definitions(mirrors=["orders"], resource=resource)
+    sent = serialize_value(RepositorySnap.from_def(defs.get_repository_def()))
+    assert "s3cret" not in sent
+    assert "MY_TOKEN" in sent
+    assert "s3cret" not in repr(resource)
+
+
+@pytest.mark.case("E4")
+def test_literal_token_is_refused() -> None:
+    """A token as text is refused while definitions load, without being repeated; its form field is a secret's."""
     resource = KMirrorResource(endpoint="http://node:1", token="s3cret-token")
     assert "s3cret" not in repr(resource)
+    with pytest.raises(SettingsError, match=r'token=EnvVar\("KMIRROR_TOKEN"\)') as caught:
+        build_mirror_definitions(mirrors=["orders"], resource=resource)
+    assert "s3cret" not in str(caught.value)
     schema = resource.get_resource_definition().config_schema.config_type
     assert {name for name, field in schema.fields.items() if field.is_secret} == {"token"}
+
+
+@pytest.mark.case("E4")
+def test_no_secret_reaches_a_job(tmp_path: Path) -> None:
+    """Jobs take no secret: none of their fields is one, and a document with a literal one does not load."""
+    path = tmp_path / "orders.yaml"
+    path.write_text(MIRROR)
+    defs = build_mirror_definitions(mirrors=[path], resource=KMirrorResource())
+    names = {
+        name
+        for job in defs.resolve_all_job_defs()
+        for op in job.graph.node_defs
+        if isinstance(op, dg.OpDefinition) and isinstance(op.config_schema.config_type, Shape)
+        for name in op.config_schema.config_type.fields
+    }
+    assert "mirror" in names
+    assert not [name for name in names if "password" in name or "secret" in name or "token" in name]
+    path.write_text(MIRROR.replace("policies:", "  sasl.password: s3cret\npolicies:"))
+    with pytest.raises(SettingsError, match="destination"):
+        build_mirror_definitions(mirrors=[path], resource=KMirrorResource())
 
 
 def test_recommended_instance_settings(tmp_path: Path) -> None:
@@ -181,12 +221,15 @@ def test_example_location_loads_without_sandbox(tmp_path: Path) -> None:
 def test_import_is_cheap() -> None:
     """Importing the integration costs little beyond Dagster's own import, and no Kafka client."""
     code = (
-        "import dagster, sys, time; t = time.perf_counter(); import kmirror_dagster.orchestration;"
-        "print(time.perf_counter() - t); print('confluent_kafka' in sys.modules or 'kafka' in sys.modules)"
+        "import time; a = time.process_time(); import dagster; b = time.process_time();"
+        "import kmirror_dagster.orchestration, sys; c = time.process_time();"
+        "print(b - a, c - b); print('confluent_kafka' in sys.modules or 'kafka' in sys.modules)"
     )
     runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
         for _ in range(3)
     ]
-    assert min(float(run.stdout.split()[0]) for run in runs) < 0.5
-    assert runs[0].stdout.split()[1] == "False"
+    dagster, ours = (min(float(run.stdout.split()[part]) for run in runs) for part in range(2))
+    # 0.13 of 0.35 s; judged by their ratio, since the machine may be a slow one
+    assert ours < 0.75 * dagster
+    assert runs[0].stdout.split()[2] == "False"
