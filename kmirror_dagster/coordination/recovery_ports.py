@@ -13,7 +13,7 @@ from kmirror_dagster.coordination.models import (
 )
 from kmirror_dagster.errors import KmirrorError, UnknownMirrorError, UsageError
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
-from kmirror_dagster.recovery.forecast import KnownPartition
+from kmirror_dagster.recovery.positions import KnownPartition
 from kmirror_dagster.settings import name_matcher
 
 _MAX_SHADOW_PARTITIONS = 64

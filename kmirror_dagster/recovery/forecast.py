@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 from kmirror_dagster.broker.admin import ClusterAdmin
 from kmirror_dagster.broker.admin_types import OFFSET_GROUP_TYPES, CommittedOffset, Partition
 from kmirror_dagster.errors import KmirrorError
+from kmirror_dagster.recovery.positions import KnownPartition
 from kmirror_dagster.settings import MirrorSettings
 from kmirror_dagster.verification.ranges import LogEnds, read_ends
 
@@ -27,27 +28,6 @@ Positions = Mapping[Partition, CommittedOffset]
 
 # Looks at the source end by then: it may be what is gone.
 _SOURCE_TIMEOUT_S = 8.0
-
-
-class KnownPartition(BaseModel):
-    """What a node knows of one partition: enough for a forecast while the source does not answer.
-
-    Attributes:
-        source_end: log end of the source as last seen, None when never.
-        lag_seconds: how long ago the source had the first record that is still missing.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    topic: str
-    partition: int
-    source_end: int | None = None
-    lag_seconds: float = 0.0
-
-    @property
-    def key(self) -> Partition:
-        """Topic and partition."""
-        return (self.topic, self.partition)
 
 
 class PartitionForecast(BaseModel):

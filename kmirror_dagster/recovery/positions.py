@@ -1,4 +1,4 @@
-"""Where mirroring ended: the last mirror positions that a stop leaves behind."""
+"""Where mirroring ended: the last mirror positions that a stop leaves behind; and where it is before one."""
 
 import base64
 import uuid
@@ -29,6 +29,27 @@ class LastPosition(BaseModel):
     source_leader_epoch: int = -1
     recorded_ms: int = 0
     source_topic_id: str | None = None
+
+    @property
+    def key(self) -> Partition:
+        """Topic and partition."""
+        return (self.topic, self.partition)
+
+
+class KnownPartition(BaseModel):
+    """What a node knows of one partition: enough for a forecast while the source does not answer.
+
+    Attributes:
+        source_end: log end of the source as last seen, None when never.
+        lag_seconds: how long ago the source had the first record that is still missing.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    topic: str
+    partition: int
+    source_end: int | None = None
+    lag_seconds: float = 0.0
 
     @property
     def key(self) -> Partition:

@@ -7,7 +7,8 @@ import pytest
 
 from kmirror_dagster.broker.admin_types import CommittedOffset
 from kmirror_dagster.orchestration.targets import MirrorTarget
-from kmirror_dagster.recovery.forecast import Forecast, KnownPartition, forecast_groups
+from kmirror_dagster.recovery.forecast import Forecast, forecast_groups
+from kmirror_dagster.recovery.positions import KnownPartition
 from kmirror_dagster.settings import MirrorSettings, PolicySettings
 from kmirror_dagster.verification.ranges import LogEnds
 from tests.helpers.dagster_ticks import Ticker, failure_text, ticker
