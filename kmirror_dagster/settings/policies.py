@@ -89,7 +89,15 @@ class FailoverSettings(Settings):
     max_destination_lag_seconds: float | None = Field(
         default=None,
         gt=0,
-        description="No failover on its own when more than this may be lost; no limit when not set.",
+        description="No failover on its own when more than this may be lost; policies.rpo_seconds when not set.",
+    )
+    approval: Literal["none", "required"] = Field(
+        default="none",
+        description="required: once everything speaks for a failover, a person has to approve it by the job "
+        "approve_failover.",
+    )
+    dry_run: bool = Field(
+        default=False, description="The failover sensor says what it would do and does nothing."
     )
 
 

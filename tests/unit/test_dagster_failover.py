@@ -7,10 +7,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from kmirror_dagster.broker.replicas import ReplicaHealth
 from kmirror_dagster.coordination.models import ProbeHistory, ProbeObservation
+from kmirror_dagster.errors import DeadlineError
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.orchestration import MirrorTarget
-from kmirror_dagster.orchestration.failover import Evidence, Incident, decide
+from kmirror_dagster.orchestration.failover import Evidence, FailedPartition, Incident, Replicas, decide
 from kmirror_dagster.orchestration.mirror_probe import FAILOVER_TAG
 from kmirror_dagster.settings import FailoverSettings, PolicySettings
 from tests.helpers.dagster_ticks import Ticker, failure_text, ticker
@@ -47,6 +49,15 @@ def ended(seconds_ago: float, *, succeeded: bool = True) -> Incident:
 
 
 LOSS_LIMIT = SETTINGS.model_copy(update={"max_destination_lag_seconds": 2.0})
+APPROVAL = SETTINGS.model_copy(update={"approval": "required"})
+DRY_RUN = SETTINGS.model_copy(update={"dry_run": True})
+
+
+def failed(seconds_after_the_source: float, *, retriable: bool = True) -> FailedPartition:
+    """A partition that is FAILED since so long after the source was first seen down (7.5 s ago)."""
+    return FailedPartition("a/0", round(NOW - 7_500 + seconds_after_the_source * 1_000), retriable)
+
+
 QUORUM_2 = SETTINGS.model_copy(update={"probe_quorum": 2})
 
 
@@ -92,8 +103,27 @@ QUORUM_2 = SETTINGS.model_copy(update={"probe_quorum": 2})
             "most of those that look still reach the source",
         ),
         (evidence(history(), history("n2", bad=0, age_ms=60_000)), SETTINGS, True, "failing over"),
-        (evidence(history()), LOSS_LIMIT, False, "3 s would be lost, 2 s are allowed"),
-        (evidence(history(), lag_seconds=1.0), LOSS_LIMIT, True, "failing over"),
+        # down for 7.5 s: what is 10.5 s old came 3 s before
+        (evidence(history(), lag_seconds=10.5), LOSS_LIMIT, False, "3 s would be lost, 2 s are allowed"),
+        (evidence(history(), lag_seconds=9.0), LOSS_LIMIT, True, "failing over"),
+        (evidence(history(), lag_seconds=17.5, rpo_seconds=9.0), SETTINGS, False, "10 s would be lost, 9 s"),
+        (evidence(history(), lag_seconds=17.5, rpo_seconds=11.0), SETTINGS, True, "failing over"),
+        (evidence(history(), failed=[failed(-60)]), SETTINGS, False, "a/0 is FAILED already before"),
+        (evidence(history(), failed=[failed(1, retriable=False)]), SETTINGS, False, "a/0 is FAILED"),
+        (evidence(history(), failed=[failed(1)]), SETTINGS, True, "failing over"),
+        (evidence(history(), replicas=Replicas(["a/0"])), SETTINGS, False, "a/0 is without a leader"),
+        (
+            evidence(history(), replicas=Replicas((), ["a/0", "a/1", "a/2", "b/0"])),
+            SETTINGS,
+            False,
+            "a/0, a/1, a/2 and 1 more are under-replicated",
+        ),
+        (evidence(history(), replicas=Replicas()), SETTINGS, True, "failing over"),
+        (evidence(history()), APPROVAL, False, "everything speaks for a failover: approve it"),
+        (evidence(history(), approved_ms=NOW - 9_000), APPROVAL, False, "approve it"),
+        (evidence(history(), approved_ms=NOW - 1_000), APPROVAL, True, "failing over"),
+        (evidence(history(), approved_ms=NOW), DRY_RUN, False, "dry run: would fail over now"),
+        (evidence(history(), replicas=Replicas(["a/0"])), DRY_RUN, False, "without a leader"),
     ],
 )
 def test_decision(seen: Evidence, settings: FailoverSettings, acts: bool, says: str) -> None:
@@ -135,8 +165,10 @@ def node(dead_port: str) -> FakeNode:
     return made
 
 
-def failover_ticker(instance: dg.DagsterInstance, node: FakeNode, *, cool_down_s: int = 0) -> Ticker:
-    failover = FailoverSettings(bad_observations=5, cool_down_seconds=cool_down_s)
+def failover_ticker(
+    instance: dg.DagsterInstance, node: FakeNode, *, cool_down_s: int = 0, **more: Any
+) -> Ticker:
+    failover = FailoverSettings(bad_observations=5, cool_down_seconds=cool_down_s, **more)
     target = MirrorTarget("orders", PolicySettings(failover=failover))
     return ticker(instance, fake_resource(node), target)
 
@@ -261,3 +293,69 @@ def test_frozen_source_port_counts_as_down(instance: dg.DagsterInstance, node: F
         node.bootstrap = f"127.0.0.1:{server.getsockname()[1]}"
         tick = made.tick("orders_failover")
     assert len(tick.runs) == 1
+
+
+def test_failover_waits_for_a_person(instance: dg.DagsterInstance, node: FakeNode) -> None:
+    """With approval required nothing starts before somebody has typed the mirror's name, in this very outage."""
+    made = failover_ticker(instance, node, approval="required")
+    tick = made.tick("orders_failover")
+    assert tick.runs == []
+    assert "approve it" in (tick.seen or "")
+    assert not made.run("kmirror_approve_failover").success
+    assert made.tick("orders_failover").runs == []
+    assert made.run("kmirror_approve_failover", {"confirm": "orders"}).success
+    (request,) = made.tick("orders_failover").runs
+    assert made.launch(request).success
+    assert states(node) == {MirrorState.STOPPED}
+
+
+def test_dry_run_changes_nothing(instance: dg.DagsterInstance, node: FakeNode) -> None:
+    """A dry run of sensor and job says what would be done, and does nothing."""
+    tick = failover_ticker(instance, node, dry_run=True).tick("orders_failover")
+    assert tick.runs == []
+    assert "dry run: would fail over now" in (tick.seen or "")
+    made = failover_ticker(instance, node)
+    result = made.run("kmirror_failover", {"confirm": "orders", "dry_run": True, "topics": ["a"]})
+    assert result.success
+    (record,) = instance.fetch_observations(dg.AssetKey(["kafka_mirror", "orders"]), limit=1).records
+    report = record.event_log_entry.asset_observation.metadata
+    assert (report["dry_run"].value, report["failover_partitions"].value) == (True, 2)
+    assert states(node) == {MirrorState.MIRRORING}
+
+
+@pytest.mark.parametrize(
+    ("health", "reason"),
+    [
+        (ReplicaHealth(3, ("a/0",)), "a/0 is without a leader"),
+        (ReplicaHealth(3, (), ("b/0",)), "b/0 is under-replicated"),
+        (DeadlineError("no answer"), "the destination's replicas are not known: no answer"),
+        (ReplicaHealth(3), "failing over"),
+    ],
+)
+def test_replicas_of_the_destination_are_looked_at(
+    instance: dg.DagsterInstance,
+    node: FakeNode,
+    monkeypatch: pytest.MonkeyPatch,
+    health: ReplicaHealth | DeadlineError,
+    reason: str,
+) -> None:
+    """Where Dagster has the credentials, partitions without leader or replicas keep the sensor from acting."""
+    clusters = {side: {"bootstrap.servers": f"{side}:9092"} for side in ("source", "destination")}
+    node.document_text = {"mirror": "orders", **clusters}
+    asked: list[list[str]] = []
+
+    def look(_settings: object, topics: list[str], *, timeout_s: float) -> ReplicaHealth:
+        asked.append(topics)
+        if isinstance(health, DeadlineError):
+            raise health
+        return health
+
+    monkeypatch.setattr("kmirror_dagster.broker.replicas.replica_health", look)
+    made = failover_ticker(instance, node)
+    tick = made.tick("orders_failover")
+    assert len(tick.runs) == (reason == "failing over")
+    assert tick.runs or reason in (tick.seen or "")
+    assert asked == [["a", "b"]]
+    node.source_ok = True
+    made.tick("orders_failover")
+    assert len(asked) == 1  # nobody is asked while nothing speaks for a failover
