@@ -8,6 +8,8 @@ from kmirror_dagster.coordination.models import (
     AdvanceResult,
     ChangeFeed,
     ClusterInfo,
+    CreateMirror,
+    MirrorPlan,
     MirrorSummary,
     PartitionRef,
     PartitionStatus,
@@ -28,11 +30,15 @@ class NodeApi(Protocol):
 
     def mirror(self, name: str) -> MirrorSummary: ...
 
+    def create(self, request: CreateMirror) -> MirrorSummary: ...
+
     def document(self, name: str) -> dict[str, Any]: ...
 
     def verb(self, name: str, verb: str, request: VerbRequest | None = None) -> VerbResult: ...
 
     def refresh(self, name: str) -> RefreshStatus: ...
+
+    def plan(self, name: str) -> MirrorPlan: ...
 
     def iter_partitions(
         self, name: str, *, topic: str | None = None, state: MirrorState | None = None, limit: int = 500

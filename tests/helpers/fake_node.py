@@ -10,9 +10,12 @@ from kmirror_dagster.coordination.models import (
     AdvanceResult,
     ChangeFeed,
     ClusterInfo,
+    CreateMirror,
+    MirrorPlan,
     MirrorSummary,
     PartitionRef,
     PartitionStatus,
+    PlannedItem,
     ProbeHistory,
     ProbeObservation,
     RefreshStatus,
@@ -53,6 +56,8 @@ class FakeNode:
         self.log: list[StateChange] = []
         self.feed_id = "feed1"
         self.refresh_status: RefreshStatus | None = None
+        self.planned: list[PlannedItem] = []
+        self.plan_steps: list[StepStatus] = []
         self.source_ok = True
         self.destination_ok = True
         self.bad_looks = 10
@@ -160,6 +165,11 @@ class FakeNode:
             coordinator_node="node-1",
         )
 
+    def create(self, request: CreateMirror) -> MirrorSummary:
+        self._call("create", request.document["mirror"])
+        self.document_text = dict(request.document)
+        return self.mirror(self.name)
+
     def document(self, name: str) -> dict[str, Any]:
         self._call("document", name)
         return self.document_text
@@ -167,6 +177,11 @@ class FakeNode:
     def refresh(self, name: str) -> RefreshStatus:
         self._call("refresh", name)
         return self.refreshed(reachable=self.source_ok)
+
+    def plan(self, name: str) -> MirrorPlan:
+        self._call("plan", name)
+        status = RefreshStatus(started_ms=1, finished_ms=2, steps=self.plan_steps)
+        return MirrorPlan(mirror=name, status=status, changes=self.planned)
 
     def iter_partitions(
         self, name: str, *, topic: str | None = None, state: MirrorState | None = None, limit: int = 500
