@@ -56,9 +56,9 @@ class Pair:
         """Run `failback`; what it answers as JSON."""
         return self.run("failback", *more)
 
-    def killed(self, point: int, command: str, *more: str) -> bool:
-        """Run a command in a process of its own that is killed at a point; whether it was."""
-        line = [sys.executable, "-m", "tests.helpers.killed_command", str(point)]
+    def ended(self, command: str, *more: str, kill_at: int = 0) -> tuple[int, str]:
+        """Run a command in a process of its own, killed at a point; its exit code and what it said on stderr."""
+        line = [sys.executable, "-m", "tests.helpers.killed_command", str(kill_at)]
         done = subprocess.run(
             [*line, *self.arguments(command, *more)],
             cwd=ROOT,
@@ -68,8 +68,13 @@ class Pair:
             timeout=180,
             check=False,
         )
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
-        return done.returncode != 0
+        return done.returncode, done.stderr
+
+    def killed(self, point: int, command: str, *more: str) -> bool:
+        """Run a command in a process of its own that is killed at a point; whether it was."""
+        code, said = self.ended(command, *more, kill_at=point)
+        assert code in (0, -signal.SIGKILL), said
+        return code != 0
 
     def step(self) -> str:
         """Step of the recovery under way, as stored."""

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from typer.testing import Result
 
+from kmirror_dagster.coordination.models import VerbResult
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.recovery.quarantine import read_tail
 from kmirror_dagster.verification.history import read_history
@@ -26,7 +27,7 @@ from tests.helpers.kafka import (
     producer,
     write,
 )
-from tests.helpers.nodes import NodeProcess, mirrored, ranges
+from tests.helpers.nodes import NodeMirror, NodeProcess, mirrored, ranges
 from tests.helpers.pairs import Pair, numbered
 from tests.helpers.waiting import wait_until
 
@@ -274,3 +275,66 @@ def test_switchover_between_running_clients_has_no_anomaly(pair: Pair, tmp_path:
     report = check_history(read_history(file), complete=["A", "B"])
     assert report.ok, report.anomalies[:5]
     assert (report.acknowledged, report.polled, report.unmirrored) == (2_000, 4_000, 0)
+
+
+@pytest.mark.case("C31")
+def test_two_operators_fail_back_at_once(pair: Pair) -> None:
+    """Both begin at the same moment: one carries it out, the other one is refused, nothing is done twice."""
+    forward = pair.forward
+    topic = forward.topic()
+    create_topic(forward.source, topic)
+    produce(forward.source, topic, numbered(10, 0, "a"))
+    forward.await_states(MirrorState.MIRRORING, topic)
+    forward.await_copied(topic)
+    pair.fail_over(topic)
+    produce(forward.source, topic, numbered(3, 10, "a"))
+    produce(forward.destination, topic, numbered(5, 10, "b"))
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(lambda _: pair.ended("failback", "--yes"), range(2)))
+    assert 0 in [code for code, _ in ends], ends
+    assert all(code == 0 or "somebody else goes on" in said for code, said in ends), ends
+    done = pair.failback("--yes")
+    saved = done["saved"]
+    assert isinstance(saved, list)
+    values = [record["value"] for tail in saved for record in read_tail(Path(tail["file"]))]
+    assert values == [b"a-%04d" % n for n in range(10, 13)]
+    pair.back.await_copied(topic)
+    pair.back.compare(topic)
+
+
+def test_verbs_by_many_operators_at_once(pair: Pair) -> None:
+    """Each verb four times at the same moment, and once more: it is done once, and all records are there."""
+    forward = pair.forward
+    topic = forward.topic()
+    create_topic(forward.source, topic, 3)
+    forward.create()  # the second time, by another operator
+    produce(forward.source, topic, numbered(10, 0, "a"))
+    forward.await_states(MirrorState.MIRRORING, topic, partitions=3)
+    forward.await_copied(topic)
+    steps = {
+        "pause": (MirrorState.PAUSED, 2),
+        "resume": (MirrorState.MIRRORING, 1),
+        "recover": (MirrorState.MIRRORING, 0),
+        "stop": (MirrorState.STOPPED, 2),
+        "start": (MirrorState.MIRRORING, 2),
+    }
+    for number, (verb, (state, changes)) in enumerate(steps.items()):
+        before = {each.partition: each.state_epoch for each in forward.partitions(topic)}
+        with ThreadPoolExecutor(4) as pool:
+            given = list(pool.map(lambda _, verb=verb: give(forward, verb), range(4)))
+        forward.await_states(state, topic, partitions=3)
+        assert sum(bool(result.changed) for result in given) == min(changes, 1), (verb, given)
+        assert give(forward, verb).changed == []
+        after = {each.partition: each.state_epoch for each in forward.partitions(topic)}
+        assert {after[n] - before[n] for n in before} == {changes}, (verb, before, after)
+        produce(forward.source, topic, numbered(10, 10 * number + 10, "a"))
+    forward.await_copied(topic)
+    forward.compare(topic)
+
+
+def give(mirror: NodeMirror, verb: str) -> VerbResult:
+    """A verb, by an operator of its own."""
+    running = mirror.node.endpoint
+    assert running is not None
+    with running.client(timeout_s=15.0) as client:
+        return client.verb(mirror.name, verb)
