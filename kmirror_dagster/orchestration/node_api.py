@@ -8,7 +8,6 @@ from kmirror_dagster.coordination.models import (
     AdvanceResult,
     ChangeFeed,
     ClusterInfo,
-    CreateMirror,
     MirrorPlan,
     MirrorSummary,
     PartitionRef,
@@ -29,8 +28,6 @@ class NodeApi(Protocol):
     def cluster(self) -> ClusterInfo: ...
 
     def mirror(self, name: str) -> MirrorSummary: ...
-
-    def create(self, request: CreateMirror) -> MirrorSummary: ...
 
     def document(self, name: str) -> dict[str, Any]: ...
 
