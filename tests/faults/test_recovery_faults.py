@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(1
 
 _DISK_MB = 600
 _NODES = 2
+_TOKEN = "one-token-for-the-nodes-of-a-group"
 
 
 def _cluster(
@@ -43,7 +44,9 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Side
         for cluster, proxy, side in made:
             lead(proxy, cluster)
             for number in range(_NODES):
-                node = NodeProcess(home / f"node-{side.name}{number}", proxy.bootstrap)
+                node = NodeProcess(
+                    home / f"node-{side.name}{number}", proxy.bootstrap, environ={"KMIRROR_TOKEN": _TOKEN}
+                )
                 stack.callback(node.stop)
                 side.nodes.append(node.start())
         yield made[0][2], made[1][2]

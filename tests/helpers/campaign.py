@@ -22,7 +22,7 @@ from kmirror_dagster.verification.history_clients import SteadyProducer, SteadyR
 from kmirror_dagster.verification.history_recorder import HistoryWriter
 from tests.helpers.kafka import create_topic
 from tests.helpers.nodes import NodeMirror, ranges
-from tests.helpers.recovery_faults import Fault, Roles, Side
+from tests.helpers.recovery_faults import Fault, Roles, Side, mend
 from tests.helpers.waiting import unique_name, wait_until
 
 PHASES = ("copying", "failover", "failback", "switchover")
@@ -380,5 +380,7 @@ def run_campaign(first: Side, second: Side, home: Path, faults: Mapping[str, Fau
         assert report.ok, (report.anomalies_by_kind, report.anomalies[:5])
         assert report.unmirrored > 0
     finally:
+        for side in (first, second):
+            mend(side)
         campaign.delete()
     return outcome

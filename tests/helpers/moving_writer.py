@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from confluent_kafka import KafkaException
+
 from kmirror_dagster.broker.clients import producer
 from kmirror_dagster.settings import ClusterSettings
 from kmirror_dagster.verification.history import Ack, Event
@@ -97,14 +99,18 @@ class MovingWriter:
         return RecordedProducer(client, self._history, cluster=cluster, process=f"{self._name}-{cluster}")
 
     def _send(self, client: RecordedProducer) -> None:
-        client.send(self._topic, f"{self._name}-{self.sent}", partition=self.sent % self._partitions)
+        value, partition = f"{self._name}-{self.sent}", self.sent % self._partitions
         self.sent += 1
+        try:
+            client.send(self._topic, value, partition=partition)
+        except KafkaException:  # the client knows already that it is refused
+            self._refused.set()
 
     def _steadily(self, client: RecordedProducer, *, leave: bool) -> None:
         began, sent = time.monotonic(), 0
         while not self._ended.is_set() and not (leave and self._refused.is_set()):
             wanted = (time.monotonic() - began) * self._rate
-            while sent < wanted:
+            while sent < wanted and not self._refused.is_set():
                 self._send(client)
                 sent += 1
             client.poll(0)

@@ -203,3 +203,17 @@ FAULTS = (
 def _start_node(side: Side) -> None:
     if side.nodes[0].endpoint is None:
         side.nodes[0].start()
+
+
+def mend(side: Side) -> None:
+    """Put everything right, whatever a cycle that failed has left behind."""
+    side.proxy.reset()
+    if side.link is not None:
+        side.link.plug_in()
+    if side.disk is not None:
+        side.disk.empty()
+    side.cluster.resume()
+    _start(side)
+    if side.nodes[0].endpoint is not None:
+        side.nodes[0].signal(signal.SIGCONT)
+    _start_node(side)
