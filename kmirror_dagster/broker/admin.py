@@ -14,6 +14,7 @@ from kmirror_dagster.broker import (
     admin_users,
     cluster_wire,
     group_wire,
+    share_wire,
 )
 from kmirror_dagster.broker.admin_calls import DEFAULT_TIMEOUT_S
 from kmirror_dagster.broker.admin_groups import GroupCalls
@@ -36,6 +37,9 @@ from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.settings import ClusterSettings
 
 T = TypeVar("T")
+
+SHARE_READ_API = share_wire.READ_API
+SHARE_SET_API = share_wire.SET_API
 
 
 class ClusterAdmin(TopicCalls, OffsetCalls, GroupCalls):
@@ -96,6 +100,30 @@ class ClusterAdmin(TopicCalls, OffsetCalls, GroupCalls):
             return Answers()
         return self._over_wire(
             lambda cluster: group_wire.commit_offsets(cluster, offsets), timeout_s, "committing positions"
+        )
+
+    def share_group_offsets(
+        self, groups: Iterable[str], *, timeout_s: float | None = None
+    ) -> Answers[str, Mapping[Partition, CommittedOffset]]:
+        """Positions of share groups; partitions they have none in are absent."""
+        wanted = sorted(set(groups))
+        if not wanted:
+            return Answers()
+        return self._over_wire(
+            lambda cluster: share_wire.fetch_share_offsets(cluster, wanted), timeout_s, "reading positions"
+        )
+
+    def alter_share_group_offsets(
+        self,
+        offsets: Mapping[str, Mapping[Partition, CommittedOffset]],
+        *,
+        timeout_s: float | None = None,
+    ) -> Answers[str, Mapping[Partition, KmirrorError | None]]:
+        """Set positions of share groups without live members; the answer is as for `alter_group_offsets`."""
+        if not any(offsets.values()):
+            return Answers()
+        return self._over_wire(
+            lambda cluster: share_wire.alter_share_offsets(cluster, offsets), timeout_s, "setting positions"
         )
 
     def delete_group_offsets(

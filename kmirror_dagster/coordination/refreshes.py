@@ -25,6 +25,8 @@ RefresherFactory = Callable[[MirrorRecord], MetadataRefresher]
 # one refresh, all steps; a source that does not answer must not hold it for longer
 _DEADLINE_S = 120.0
 _PLAN_DEADLINE_S = 60.0
+# until what was not found at the source is looked for a second time
+_LOOK_AGAIN_S = 3.0
 
 
 class LiveStates(Mapping[tuple[str, int], MirrorState]):
@@ -92,6 +94,7 @@ class _Runner:
     refresher: MetadataRefresher | None = None
     revision: int = -1
     work: Future[RefreshOutcome] | None = None
+    look_again: bool = False
 
 
 class RefreshCoordinator:
@@ -233,7 +236,8 @@ class RefreshCoordinator:
                 for waiter in runner.served:
                     if not waiter.done():
                         waiter.set_result(status)
-                left = began + self.interval_s - loop.time()
+                pause = min(self.interval_s, _LOOK_AGAIN_S) if runner.look_again else self.interval_s
+                left = began + pause - loop.time()
                 try:
                     await asyncio.wait_for(runner.wanted.wait(), max(left, 0.0))
                 except asyncio.TimeoutError:
@@ -272,8 +276,10 @@ class RefreshCoordinator:
     async def _refresh(self, mirror: str, runner: _Runner) -> RefreshStatus:
         """One pass; whatever goes wrong becomes part of its status."""
         started_ms = self._now_ms()
+        runner.look_again = False
         try:
             outcome = await self._work(mirror, runner)
+            runner.look_again = outcome.look_again
             await self._store(mirror, outcome)
         except KmirrorError as error:
             logger.warning("refresh of mirror %s: %s", mirror, error, extra={"mirror": mirror})

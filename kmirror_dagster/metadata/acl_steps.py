@@ -242,8 +242,15 @@ def _store(
 ) -> None:
     for name in mirrored & context.intents.keys():
         held = plan.held.get(name, ()) if plan is not None else None
-        intent = replace(context.intents[name], held_acls=held, read_only_acl=name in freezes.stored)
-        context.intents[name] = intent
+        frozen = name in freezes.stored
+        context.intents[name] = replace(context.intents[name], held_acls=held, read_only_acl=frozen)
+        record = context.known.get(name)
+        if (
+            record is None
+            or (held is not None and held != record.held_acls)
+            or frozen != record.read_only_acl
+        ):
+            context.look_again = True  # what is stored now is acted on by the next refresh
     if plan is not None and not context.dry_run:
         context.acls = plan.synced - failed
 

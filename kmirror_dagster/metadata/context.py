@@ -30,6 +30,7 @@ class RefreshContext:
         intents: what the coordinator is to store, by topic.
         synced_acls, synced_quotas: ACLs and client quotas that were at the destination because of the mirror.
         acls, quotas: those that are now; None while that was not looked at.
+        look_again: the next refresh has something to go on with.
     """
 
     settings: MirrorSettings
@@ -51,6 +52,7 @@ class RefreshContext:
     topics: TopicsPlan = field(default_factory=TopicsPlan)
     acls: frozenset[Acl] | None = None
     quotas: frozenset[Quota] | None = None
+    look_again: bool = False
     changes: list[PlannedChange] = field(default_factory=list[PlannedChange])
     intents: dict[str, TopicIntent] = field(default_factory=dict[str, TopicIntent])
 

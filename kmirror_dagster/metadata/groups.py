@@ -12,6 +12,8 @@ Rules, for partitions that are MIRRORING:
   the source did go back.
 - the committer's metadata is kept; the leader epoch is not: it is the source's and would mislead the
   destination's validation (KIP-320).
+- a share group's position is the start of what it has still to deliver, in each partition (KIP-932). Nothing
+  tells who put it there, so it goes back only when the source's is seen going back.
 - positions expire where nobody consumes, so unchanged ones are committed again once in a while.
 """
 
@@ -22,10 +24,14 @@ from kmirror_dagster.broker.admin_types import (
     OFFSET_GROUP_TYPES,
     CommittedOffset,
     GroupListing,
+    GroupType,
     Partition,
 )
 
 Offsets = Mapping[Partition, CommittedOffset]
+
+SHARE_TYPES = frozenset({GroupType.SHARE})
+MIRRORED_TYPES = OFFSET_GROUP_TYPES | SHARE_TYPES
 
 # States in which nobody consumes. "Unknown": a broker before 2.6, which does not tell; it refuses to commit
 # for a group with members, as all do.
@@ -62,24 +68,22 @@ class GroupMemory:
     going_back: frozenset[Partition] = frozenset()
 
 
-@dataclass(frozen=True)
-class GroupsSelection:
-    """Groups to look at, and those passed over with the reason."""
+def select_groups(
+    listings: tuple[GroupListing, ...],
+    selects: Callable[[str], bool],
+    types: frozenset[GroupType] = OFFSET_GROUP_TYPES,
+) -> tuple[str, ...]:
+    """Choose groups by name and type."""
+    return tuple(sorted({item.group for item in listings if item.type in types and selects(item.group)}))
 
-    groups: tuple[str, ...]
-    notes: tuple[str, ...] = ()
 
-
-def select_groups(listings: tuple[GroupListing, ...], selects: Callable[[str], bool]) -> GroupsSelection:
-    """Choose groups by name and type; share and streams groups keep their positions elsewhere."""
-    chosen = [listing for listing in listings if selects(listing.group)]
-    groups = sorted({item.group for item in chosen if item.type in OFFSET_GROUP_TYPES})
-    notes = [
+def passed_over(listings: tuple[GroupListing, ...], selects: Callable[[str], bool]) -> tuple[str, ...]:
+    """What is said about groups of a type whose positions are not mirrored."""
+    return tuple(
         f"group {item.group} is a {item.type} group: its positions are not mirrored"
-        for item in sorted(chosen, key=lambda item: item.group)
-        if item.type not in OFFSET_GROUP_TYPES
-    ]
-    return GroupsSelection(tuple(groups), tuple(notes))
+        for item in sorted(listings, key=lambda item: item.group)
+        if item.type not in MIRRORED_TYPES and selects(item.group)
+    )
 
 
 def clamp(offset: int, bounds: Bounds) -> int:
@@ -151,11 +155,11 @@ def _may_replace(
     return going_back or present.leader_epoch is None
 
 
-def occupied(listing: GroupListing | None) -> str | None:
+def occupied(listing: GroupListing | None, types: frozenset[GroupType] = OFFSET_GROUP_TYPES) -> str | None:
     """Why a destination group is left alone, None when nobody consumes with it."""
     if listing is None:
         return None
-    if listing.type not in OFFSET_GROUP_TYPES:
+    if listing.type not in types:
         return f"group {listing.group} is a {listing.type} group at the destination: left alone"
     if listing.state in _VACANT_STATES:
         return None

@@ -20,6 +20,7 @@ class Step(str, Enum):
     GROWTH = "growth"
     CONFIGS = "configs"
     GROUPS = "groups"
+    SHARE_GROUPS = "share-groups"
     ACLS = "acls"
     QUOTAS = "quotas"
     USERS = "users"
@@ -130,6 +131,8 @@ class RefreshOutcome:
             intent carries it as its error and nothing was changed.
         acls: ACLs that are at the destination because of the mirror; None when that was not looked at.
         quotas: client quotas of which the same holds.
+        look_again: the next refresh should come soon: something has to be seen twice before it is believed, or
+            what was made now has positions and permissions to get.
     """
 
     status: RefreshStatus
@@ -137,3 +140,4 @@ class RefreshOutcome:
     source_replaced: str | None = None
     acls: frozenset[Acl] | None = None
     quotas: frozenset[Quota] | None = None
+    look_again: bool = False

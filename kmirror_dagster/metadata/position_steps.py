@@ -1,20 +1,29 @@
-"""Steps about positions: consumer group offsets and log starts."""
+"""Steps about positions: those of consumer groups and share groups, and log starts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
+from kmirror_dagster.broker.admin import SHARE_READ_API, SHARE_SET_API, ClusterAdmin
 from kmirror_dagster.broker.admin_types import (
+    OFFSET_GROUP_TYPES,
+    Answers,
     CommittedOffset,
+    GroupListings,
+    GroupType,
     OffsetKind,
     Partition,
 )
 from kmirror_dagster.errors import BrokerError, KmirrorError
 from kmirror_dagster.metadata.context import RefreshContext
 from kmirror_dagster.metadata.groups import (
+    SHARE_TYPES,
     Bounds,
     GroupChange,
     GroupMemory,
     live_part,
     occupied,
+    passed_over,
     plan_group,
     remember,
     select_groups,
@@ -28,27 +37,87 @@ from kmirror_dagster.metadata.steps import WHOLE_STEP, StepReport
 # REBALANCE_IN_PROGRESS, NON_EMPTY_GROUP, STALE_MEMBER_EPOCH.
 _OCCUPIED_CODES = frozenset({25, 27, 68, 113})
 
-_Offsets = Mapping[Partition, CommittedOffset]
+_Offsets: TypeAlias = Mapping[Partition, CommittedOffset]
+_Outcomes: TypeAlias = Mapping[Partition, KmirrorError | None]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of groups: where its positions are read and set.
+
+    Attributes:
+        expires: positions go where nobody consumes for long.
+    """
+
+    step: Step
+    types: frozenset[GroupType]
+    read: Callable[[ClusterAdmin, Iterable[str], float], Answers[str, _Offsets]]
+    write: Callable[[ClusterAdmin, Mapping[str, _Offsets], float], Answers[str, _Outcomes]]
+    expires: bool = True
+
+
+_CONSUMERS = _Kind(
+    Step.GROUPS,
+    OFFSET_GROUP_TYPES,
+    lambda admin, groups, timeout_s: admin.group_offsets(groups, timeout_s=timeout_s),
+    lambda admin, offsets, timeout_s: admin.alter_group_offsets(offsets, timeout_s=timeout_s),
+)
+_SHARES = _Kind(
+    Step.SHARE_GROUPS,
+    SHARE_TYPES,
+    lambda admin, groups, timeout_s: admin.share_group_offsets(groups, timeout_s=timeout_s),
+    lambda admin, offsets, timeout_s: admin.alter_share_group_offsets(offsets, timeout_s=timeout_s),
+    expires=False,
+)
 
 
 def sync_groups(context: RefreshContext) -> None:
-    """Keep consumer group positions equal; no request when there is no difference."""
+    """Keep positions of consumer groups and share groups equal; no request when there is no difference."""
+    listings = _source_groups(context)
+    if listings is None:
+        return
+    for kind in (_CONSUMERS, _SHARES):
+        groups = select_groups(listings.groups, context.settings.filters.selects_group, kind.types)
+        if groups:
+            with context.reports.running(kind.step) as report:
+                _sync(context, report, kind, groups)
+
+
+def _source_groups(context: RefreshContext) -> GroupListings | None:
+    """Groups of the source; None, with the reason in the report, when there is nothing to be done with them."""
+    found = None
     with context.reports.running(Step.GROUPS) as report:
         if not _mirroring_partitions(context):
-            return
-        listings = context.source.groups(timeout_s=context.timeout())
-        for error in listings.errors:
+            return None
+        found = context.source.groups(timeout_s=context.timeout())
+        for error in found.errors:
             report.errors[WHOLE_STEP] = str(error)  # groups of one broker are missing, the others go on
-        selection = select_groups(listings.groups, context.settings.filters.selects_group)
-        report.notes.extend(selection.notes)
-        changes = _plan_groups(context, report, selection.groups)
-        if not listings.errors and not context.dry_run:
-            context.memory.forget_groups(frozenset(selection.groups))
-        changes = _vacant(context, report, changes)
-        for change in changes:
-            context.note_change(Step.GROUPS, change.group, _change_text(change))
-        if not context.dry_run:
-            _commit(context, report, changes)
+        report.notes.extend(passed_over(found.groups, context.settings.filters.selects_group))
+        if not found.errors and not context.dry_run:
+            context.memory.forget_groups(frozenset(item.group for item in found.groups))
+    return found
+
+
+def _sync(context: RefreshContext, report: StepReport, kind: _Kind, groups: tuple[str, ...]) -> None:
+    if kind is _SHARES and not _tells_shares(context, report):
+        return
+    changes = _vacant(context, report, kind, _plan_groups(context, report, kind, groups))
+    for change in changes:
+        context.note_change(kind.step, change.group, _change_text(change))
+    if not context.dry_run:
+        _commit(context, report, kind, changes)
+
+
+def _tells_shares(context: RefreshContext, report: StepReport) -> bool:
+    """Whether brokers know the calls about share groups' positions (Apache Kafka 4.1 and later)."""
+    sides = (("source", context.source, SHARE_READ_API), ("destination", context.destination, SHARE_SET_API))
+    for side, admin, api in sides:
+        if api not in admin.api_versions(timeout_s=context.timeout()):
+            report.notes.append(
+                f"positions of share groups are not mirrored: the {side}'s brokers do not tell"
+            )
+            return False
+    return True
 
 
 def _mirroring_partitions(context: RefreshContext) -> frozenset[Partition]:
@@ -70,20 +139,22 @@ def _bounds(
     }
 
 
-def _plan_groups(context: RefreshContext, report: StepReport, groups: tuple[str, ...]) -> list[GroupChange]:
+def _plan_groups(
+    context: RefreshContext, report: StepReport, kind: _Kind, groups: tuple[str, ...]
+) -> list[GroupChange]:
     mirroring = _mirroring_partitions(context)
-    source = context.source.group_offsets(groups, timeout_s=context.timeout())
+    source = kind.read(context.source, groups, context.timeout())
     report.errors.update((group, str(error)) for group, error in source.errors.items())
     relevant = {
         group: offsets for group, offsets in source.values.items() if not mirroring.isdisjoint(offsets)
     }
     committed = frozenset(key for offsets in relevant.values() for key in offsets) & mirroring
     bounds = _bounds(context, report, committed)
-    destination = context.destination.group_offsets(relevant, timeout_s=context.timeout())
+    destination = kind.read(context.destination, relevant, context.timeout())
     report.errors.update((group, str(error)) for group, error in destination.errors.items())
     changes: list[GroupChange] = []
     for group in sorted(destination.values):
-        change = _plan_one(context, group, relevant[group], destination.values[group], bounds)
+        change = _plan_one(context, kind, group, relevant[group], destination.values[group], bounds)
         if change is not None:
             changes.append(change)
     return changes
@@ -91,6 +162,7 @@ def _plan_groups(context: RefreshContext, report: StepReport, groups: tuple[str,
 
 def _plan_one(
     context: RefreshContext,
+    kind: _Kind,
     group: str,
     source: _Offsets,
     destination: _Offsets,
@@ -100,13 +172,15 @@ def _plan_one(
     keep_alive = False
     if not context.dry_run:
         context.memory.groups[group] = memory
-        keep_alive = context.memory.keep_alive_due(group, context.clock(), context.rng)
+        keep_alive = kind.expires and context.memory.keep_alive_due(group, context.clock(), context.rng)
     return plan_group(
         group, source=source, destination=destination, bounds=bounds, memory=memory, keep_alive=keep_alive
     )
 
 
-def _vacant(context: RefreshContext, report: StepReport, changes: list[GroupChange]) -> list[GroupChange]:
+def _vacant(
+    context: RefreshContext, report: StepReport, kind: _Kind, changes: list[GroupChange]
+) -> list[GroupChange]:
     """Leave out groups somebody consumes with at the destination.
 
     A group that a listing does not show is new, or of a broker that did not answer: the broker that commits
@@ -118,7 +192,7 @@ def _vacant(context: RefreshContext, report: StepReport, changes: list[GroupChan
     states = {item.group: item for item in listings.groups}
     vacant: list[GroupChange] = []
     for change in changes:
-        reason = occupied(states.get(change.group))
+        reason = occupied(states.get(change.group), kind.types)
         if reason is None:
             vacant.append(change)
         else:
@@ -126,13 +200,12 @@ def _vacant(context: RefreshContext, report: StepReport, changes: list[GroupChan
     return vacant
 
 
-def _commit(context: RefreshContext, report: StepReport, changes: list[GroupChange]) -> None:
+def _commit(context: RefreshContext, report: StepReport, kind: _Kind, changes: list[GroupChange]) -> None:
     live = [part for change in changes if (part := live_part(change, context.is_mirroring)) is not None]
     if not live:
         return
-    answers = context.destination.alter_group_offsets(
-        {change.group: change.offsets for change in live}, timeout_s=context.timeout()
-    )
+    offsets = {change.group: change.offsets for change in live}
+    answers = kind.write(context.destination, offsets, context.timeout())
     report.errors.update((group, str(error)) for group, error in answers.errors.items())
     kept_alive = {change.group for change in live if change.kept_alive}
     for group, outcomes in answers.values.items():

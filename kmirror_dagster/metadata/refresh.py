@@ -97,7 +97,7 @@ class Refresher:
             source_reachable=reachable,
         )
         intents = [context.intents[name] for name in sorted(context.intents)]
-        return RefreshOutcome(status, intents, problem, context.acls, context.quotas)
+        return RefreshOutcome(status, intents, problem, context.acls, context.quotas, context.look_again)
 
     def plan(
         self,
@@ -183,6 +183,7 @@ class Refresher:
             quota_steps.list_users(context)
             position_steps.follow_log_starts(context)
             if not context.dry_run:
+                context.look_again |= not context.topics.missing <= self._memory.missing
                 self._memory.missing = context.topics.missing
         return None, True
 

@@ -131,6 +131,7 @@ def _store_creation(
         )
         return
     report.changes += 1
+    context.look_again = True  # its positions and permissions come once it is being mirrored
     synced = tuple(key for key in verdict.intent.synced if key not in outcome.refused)
     context.intents[name] = replace(verdict.intent, destination_topic_id=topic_id, synced=synced)
     unsupported = dict(verdict.configs.unsupported) if verdict.configs is not None else {}
@@ -159,6 +160,7 @@ def grow(context: RefreshContext) -> None:
                 report.errors[name] = str(error)
                 continue
             report.changes += 1
+            context.look_again = True
             context.intents[name] = replace(context.intents[name], partitions=wanted[name].wanted)
 
 

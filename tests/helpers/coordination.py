@@ -246,7 +246,9 @@ class MemoryRefresher:
         if self._world.refresh_error is not None:
             raise self._world.refresh_error
         status = RefreshStatus(started_ms=1, finished_ms=2, steps=[])
-        return RefreshOutcome(status, list(self._world.intents), None, self._world.acls, self._world.quotas)
+        again = self._world.look_again.pop(0) if self._world.look_again else False
+        acls, quotas = self._world.acls, self._world.quotas
+        return RefreshOutcome(status, list(self._world.intents), None, acls, quotas, again)
 
     def plan(
         self,
@@ -274,6 +276,7 @@ class World:
     intents: list[TopicIntent] = field(default_factory=list[TopicIntent])
     acls: frozenset[Acl] | None = None
     quotas: frozenset[Quota] | None = None
+    look_again: list[bool] = field(default_factory=list[bool])
     changes: list[PlannedChange] = field(default_factory=list[PlannedChange])
     refreshes: int = 0
     refresh_error: Exception | None = None

@@ -1,13 +1,12 @@
 """Consumer group positions and log starts kept equal, against real brokers; records are written to both sides."""
 
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from kmirror_dagster.broker.admin import ClusterAdmin
-from kmirror_dagster.broker.admin_types import GroupType
+from kmirror_dagster.broker.admin_types import CommittedOffset, GroupType
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.metadata.memory import KEEP_ALIVE_S
 from kmirror_dagster.metadata.outcome import Step
@@ -267,33 +266,68 @@ def test_odd_group_names_are_synced(clusters: Clusters, mirrored: MirrorMaker) -
 
 
 @pytest.mark.case("E2")
-def test_share_groups_are_left_out_and_listed(clusters: Clusters, mirrored: MirrorMaker) -> None:
-    """A share group's position is kept elsewhere: it is named in the notes, other groups are synced."""
-    from confluent_kafka import ShareConsumer
-
+def test_positions_of_share_groups_are_kept_equal(clusters: Clusters, mirrored: MirrorMaker) -> None:
+    """A share group goes on where the source's would, also after a reset; consumer groups are synced beside it."""
     topic, group = unique_name("share"), unique_name("share")
     mirror = mirrored(topic, groups=f"{group}.*")
     write_both(clusters, topic, 5)
     commit(clusters.source.bootstrap, f"{group}-classic", [(topic, 0, 3)])
-    consumer = ShareConsumer({"bootstrap.servers": clusters.source.bootstrap, "group.id": group})
+    source, destination = (
+        ClusterAdmin(clusters.source.settings()),
+        ClusterAdmin(clusters.destination.settings()),
+    )
+
+    def moved(offset: int) -> bool:
+        answers = source.alter_share_group_offsets({group: {(topic, 0): CommittedOffset(offset)}})
+        return answers.values.get(group) == {(topic, 0): None}
+
+    def there() -> dict[tuple[str, int], int]:
+        found = destination.share_group_offsets([group]).values.get(group, {})
+        return {key: committed.offset for key, committed in found.items()}
+
+    wait_until(lambda: moved(3))
+    wait_until(lambda: mirror.refresh() and there() == {(topic, 0): 3})
+    at_rest = mirror.refresh()
+    wait_until(lambda: moved(1))
+    wait_until(lambda: mirror.refresh() and there() == {(topic, 0): 1})
+    listed = {item.group: item.type for item in destination.groups().groups}
+    for admin in (source, destination):
+        admin.close()
+
+    assert (changes_of(at_rest), errors_of(at_rest)) == (0, {})
+    assert listed[group] is GroupType.SHARE
+    assert positions(clusters, f"{group}-classic") == {(topic, 0): 3}
+
+
+@pytest.mark.case("E2")
+def test_a_share_group_in_use_is_left_alone(clusters: Clusters, mirrored: MirrorMaker) -> None:
+    """As long as somebody consumes with it at the destination nothing is set, and that is said."""
+    from confluent_kafka import ShareConsumer
+
+    topic, group = unique_name("share"), unique_name("share")
+    mirror = mirrored(topic, groups=group)
+    write_both(clusters, topic, 5)
+    source, destination = (
+        ClusterAdmin(clusters.source.settings()),
+        ClusterAdmin(clusters.destination.settings()),
+    )
+    position = {group: {(topic, 0): CommittedOffset(2)}}
+    wait_until(lambda: source.alter_share_group_offsets(position).values.get(group) == {(topic, 0): None})
+    consumer = ShareConsumer({"bootstrap.servers": clusters.destination.bootstrap, "group.id": group})
     consumer.subscribe([topic])
-    source = ClusterAdmin(clusters.source.settings())
-    deadline = time.monotonic() + 30
 
-    def listed() -> bool:
+    def in_use() -> bool:
         consumer.poll(0.2)
-        groups = {item.group: item.type for item in source.groups().groups}
-        assert time.monotonic() < deadline
-        return groups.get(group) is GroupType.SHARE
+        return any(item.group == group and item.state == "Stable" for item in destination.groups().groups)
 
-    wait_until(listed)
+    wait_until(in_use, 60)
     outcome = mirror.refresh()
     consumer.close()
-    source.close()
+    for admin in (source, destination):
+        admin.close()
 
-    assert any(f"{group} is a share group" in note for note in step_of(outcome, Step.GROUPS).notes)
-    assert errors_of(outcome) == {}
-    assert positions(clusters, f"{group}-classic") == {(topic, 0): 3}
+    assert changes_of(outcome) == 0
+    assert any("in use at the destination" in note for note in step_of(outcome, Step.SHARE_GROUPS).notes)
 
 
 @pytest.mark.case("E7")

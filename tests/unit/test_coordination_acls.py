@@ -1,6 +1,11 @@
 """What the coordinator keeps of ACLs: what the mirror has put there, what is held back, what a stop grants."""
 
+import asyncio
+
+import pytest
+
 from kmirror_dagster.broker.admin_types import Acl, Quota
+from kmirror_dagster.coordination import refreshes
 from kmirror_dagster.coordination.decisions import intent_after_refresh
 from kmirror_dagster.coordination.models import CreateMirror, VerbRequest
 from kmirror_dagster.coordination.refreshes import changed_acls, stored_acls
@@ -67,6 +72,20 @@ def test_quotas_of_the_mirror_are_stored_and_only_where_they_changed() -> None:
         await node.operations.delete("m", force=True)
         await eventually(lambda: not node.view.mirrors)
         assert stored_quotas(node.view, "m") == frozenset()
+
+    led_world(test)
+
+
+def test_what_has_to_be_seen_twice_is_looked_at_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refresh that asks for it is followed by one more long before the next is due, and by no further."""
+    monkeypatch.setattr(refreshes, "_LOOK_AGAIN_S", 0.05)
+
+    async def test(world: World, node: MemoryNode) -> None:
+        world.look_again = [True, True, False]
+        await node.operations.create(CreateMirror(document=document()))
+        await eventually(lambda: world.refreshes >= 3)
+        await asyncio.sleep(0.2)
+        assert world.refreshes == 3
 
     led_world(test)
 

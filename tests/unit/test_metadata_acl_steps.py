@@ -124,6 +124,7 @@ def test_a_freeze_is_stored_before_it_is_made() -> None:
 
     assert early == []
     assert first.intents["t"].read_only_acl
+    assert (first.look_again, rest.look_again) == (True, False)
     assert made == destination.requests == [("create", (freeze_of("t"),))]
     assert rest.intents["t"].read_only_acl
     assert report(rest).notes == ["read-only: only super users may write to copies"]

@@ -10,11 +10,14 @@ from kmirror_dagster.broker.admin_types import (
     GroupType,
 )
 from kmirror_dagster.metadata.groups import (
+    SHARE_TYPES,
     Bounds,
+    GroupChange,
     GroupMemory,
     clamp,
     live_part,
     occupied,
+    passed_over,
     plan_group,
     remember,
     select_groups,
@@ -190,7 +193,7 @@ def test_keeping_alive_commits_unchanged_positions() -> None:
 
 @pytest.mark.case("E2")
 def test_groups_are_chosen_by_name_and_type() -> None:
-    """Share and streams groups are named in the notes and never altered; the filter has its say on all."""
+    """Share groups are apart, streams groups are named and never altered; the filter has its say on all."""
     listings = tuple(
         GroupListing(name, kind, "Empty")
         for name, kind in (
@@ -202,13 +205,12 @@ def test_groups_are_chosen_by_name_and_type() -> None:
         )
     )
 
-    selection = select_groups(listings, lambda name: name != "x")
+    def selects(name: str) -> bool:
+        return name != "x"
 
-    assert selection.groups == ("a", "b")
-    assert [note.split(":")[0] for note in selection.notes] == [
-        "group c is a share group",
-        "group d is a streams group",
-    ]
+    assert select_groups(listings, selects) == ("a", "b")
+    assert select_groups(listings, selects, SHARE_TYPES) == ("c",)
+    assert passed_over(listings, selects) == ("group d is a streams group: its positions are not mirrored",)
 
 
 def test_a_group_in_use_is_occupied() -> None:
@@ -222,6 +224,21 @@ def test_a_group_in_use_is_occupied() -> None:
     assert "(Stable)" in reason("Stable")
     assert "(PreparingRebalance)" in reason("PreparingRebalance", GroupType.CONSUMER)
     assert "share group" in reason("Empty", GroupType.SHARE)
+    assert occupied(GroupListing("g", GroupType.SHARE, "Empty"), SHARE_TYPES) is None
+    assert "classic group" in (occupied(GroupListing("g", GroupType.CLASSIC, "Empty"), SHARE_TYPES) or "")
+
+
+def test_a_share_group_goes_back_only_with_the_source() -> None:
+    """A position of which nobody knows who put it there is not taken back, unless the source's was seen going back."""
+    bounds = {KEY: Bounds(0, 100)}
+
+    def planned(memory: GroupMemory) -> GroupChange | None:
+        source, there = {KEY: CommittedOffset(5, None, 0)}, {KEY: CommittedOffset(9, None, 0)}
+        memory = remember(memory, source, there)
+        return plan_group("g", source=source, destination=there, bounds=bounds, memory=memory)
+
+    assert planned(GroupMemory()) is None
+    assert planned(GroupMemory({KEY: 9})) == GroupChange("g", {KEY: CommittedOffset(5)})
 
 
 def test_partitions_stopped_meanwhile_drop_out_of_a_change() -> None:

@@ -1,0 +1,1 @@
+"""Kafka messages that the client library has no classes for, in the form of Kafka's message definitions."""
