@@ -3,76 +3,26 @@
 import base64
 import secrets
 import shutil
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import pytest
 
 from kmirror_dagster.broker.admin import ClusterAdmin
-from kmirror_dagster.broker.admin_types import (
-    Answers,
-    CommittedOffset,
-    ConfigChange,
-    NewTopic,
-    Partition,
-)
-from kmirror_dagster.errors import KmirrorError
+from kmirror_dagster.broker.admin_types import CommittedOffset, NewTopic, Partition
 from kmirror_dagster.metadata.outcome import Step
 from kmirror_dagster.sandbox.cluster import SandboxCluster
-from kmirror_dagster.settings import FilterSettings
+from kmirror_dagster.settings import ClusterSettings, FilterSettings
 from tests.conftest import ClusterFactory, Clusters
 from tests.helpers import kafka
+from tests.helpers.altering import altering, requests
 from tests.helpers.refreshing import RefreshedMirror, changes_of, commit, errors_of, step_of
 from tests.helpers.waiting import unique_name, wait_until
 
 pytestmark = pytest.mark.integration
 
 
-class CountingAdmin(ClusterAdmin):
-    """An admin client that counts its altering requests."""
-
-    requests: ClassVar[Counter[str]] = Counter()
-
-    def create_topics(
-        self, topics: Sequence[NewTopic], *, validate_only: bool = False, timeout_s: float | None = None
-    ) -> Mapping[str, KmirrorError | None]:
-        """Create topics, counted."""
-        self.requests["create_topics"] += 1
-        return super().create_topics(topics, validate_only=validate_only, timeout_s=timeout_s)
-
-    def create_partitions(
-        self, totals: Mapping[str, int], *, timeout_s: float | None = None
-    ) -> Mapping[str, KmirrorError | None]:
-        """Grow topics, counted."""
-        self.requests["create_partitions"] += 1
-        return super().create_partitions(totals, timeout_s=timeout_s)
-
-    def alter_configs(
-        self, changes: Mapping[str, ConfigChange], *, timeout_s: float | None = None
-    ) -> Mapping[str, KmirrorError | None]:
-        """Change configurations, counted."""
-        self.requests["alter_configs"] += 1
-        return super().alter_configs(changes, timeout_s=timeout_s)
-
-    def alter_group_offsets(
-        self, offsets: Mapping[str, Mapping[Partition, CommittedOffset]], *, timeout_s: float | None = None
-    ) -> Answers[str, Mapping[Partition, KmirrorError | None]]:
-        """Commit positions, counted."""
-        self.requests["alter_group_offsets"] += 1
-        return super().alter_group_offsets(offsets, timeout_s=timeout_s)
-
-    def delete_records(
-        self, before: Mapping[Partition, int], *, timeout_s: float | None = None
-    ) -> Answers[Partition, int]:
-        """Cut logs, counted."""
-        self.requests["delete_records"] += 1
-        return super().delete_records(before, timeout_s=timeout_s)
-
-
 @pytest.mark.case("C20")
 def test_refreshes_at_rest_alter_nothing(clusters: Clusters) -> None:
-    """Twenty refreshes of many topics and groups without a change make no altering request at all."""
+    """Twenty refreshes of many topics and groups without a change: not one altering request on the wire."""
     stem = unique_name("rest")
     source = ClusterAdmin(clusters.source.settings())
     topics = [NewTopic(f"{stem}-{index}", 2, 1, {"retention.ms": "86400000"}) for index in range(60)]
@@ -82,24 +32,27 @@ def test_refreshes_at_rest_alter_nothing(clusters: Clusters) -> None:
     positions = {(topic.name, 0): CommittedOffset(0, "text") for topic in topics}
     source.alter_group_offsets({f"{stem}-{index}": positions for index in range(40)})
     source.close()
+    source_proxy, destination_proxy = proxies = (clusters.source_proxy, clusters.destination_proxy)
     mirror = RefreshedMirror(
-        source=clusters.source.settings(),
-        destination=clusters.destination.settings(),
+        source=ClusterSettings(bootstrap_servers=(source_proxy.bootstrap,)),
+        destination=ClusterSettings(bootstrap_servers=(destination_proxy.bootstrap,)),
         filters=FilterSettings(topics_include=(f"{stem}-.*",), groups_include=(f"{stem}-.*",)),
         source_cluster_id=clusters.source.cluster_id,
-        source_admin=CountingAdmin,
-        destination_admin=CountingAdmin,
     )
-    wait_until(lambda: mirror.refresh().status.ok and CountingAdmin.requests["alter_group_offsets"], 60)
+    for proxy in proxies:
+        proxy.reset()
+    wait_until(lambda: mirror.refresh().status.ok and "OffsetCommit" in altering(*proxies), 60)
     wait_until(lambda: changes_of(mirror.refresh()) == 0)
-    altered = dict(CountingAdmin.requests)
-    CountingAdmin.requests.clear()
+    altered = altering(*proxies)
+    for proxy in proxies:
+        proxy.reset()
 
     outcomes = [mirror.refresh() for _ in range(20)]
     mirror.close()
 
-    assert altered.keys() == {"create_topics", "alter_group_offsets"}
-    assert dict(CountingAdmin.requests) == {}
+    assert altered.keys() == {"CreateTopics", "OffsetCommit"}
+    assert requests(*proxies) > 20
+    assert altering(*proxies) == {}
     assert [errors_of(outcome) for outcome in outcomes] == [{}] * 20
 
 
