@@ -13,6 +13,7 @@ from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.lifecycle import SETTLED_FOR, DesiredState, MirrorState
 from kmirror_dagster.orchestration.figures import partition_metadata
 from kmirror_dagster.orchestration.history import state_event
+from kmirror_dagster.orchestration.job_parts import name_run
 from kmirror_dagster.orchestration.keys import PartitionKey
 from kmirror_dagster.orchestration.node_api import NodeApi
 from kmirror_dagster.orchestration.resources import resource_of
@@ -70,6 +71,7 @@ def mirror_asset(view: MirrorView) -> dg.AssetsDefinition:
         pool=view.prefix,
     )
     def advance_mirror(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
+        name_run(context.op_execution_context, [view.mirror])
         wait_s = float(context.op_execution_context.op_config["wait_seconds"])
         with resource_of(context, view.resource_key).connect(budget_s=wait_s) as node:
             outcomes = advance_all(node, view.mirror, context.partition_keys, wait_s=wait_s)

@@ -8,6 +8,7 @@ import dagster as dg
 from kmirror_dagster.coordination.models import MirrorSummary, PartitionStatus, RefreshStatus
 from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.lifecycle import MirrorState
+from kmirror_dagster.metadata.outcome import Step
 from kmirror_dagster.orchestration.clocks import epoch_ms
 from kmirror_dagster.orchestration.figures import MAX_TABLE_ROWS, Metadata, partition_table, seconds
 from kmirror_dagster.orchestration.node_api import NodeApi
@@ -19,6 +20,11 @@ NODE_ALIVE = "node_alive"
 NO_FAILED = "no_failed_partition"
 LAG = "lag_within_limits"
 REFRESH = "refresh_fresh"
+WRITERS = "nobody_else_writes"
+
+# how the refresh's ACL step tells of somebody whose rights allow it, and a partition of somebody who did
+WRITER_NOTE = " may write to "
+FOREIGN_WRITE = "somebody else"
 
 # Four intervals of the nodes' own refresh: one that is slow, or repeated once, is no news.
 MAX_REFRESH_AGE_S = 120.0
@@ -28,13 +34,19 @@ _LISTED_ERRORS = 5
 
 @dataclass(frozen=True)
 class Finding:
-    """Outcome of one check."""
+    """Outcome of one check; `asset_key` when it is not the mirror's own."""
 
     check: str
     passed: bool
     text: str
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR
     metadata: Metadata | None = None
+    asset_key: dg.AssetKey | None = None
+
+    @property
+    def name(self) -> str:
+        """Name that is unique among all checks of a mirror and its topics."""
+        return self.check if self.asset_key is None else f"{self.asset_key.to_user_string()}/{self.check}"
 
 
 _DESCRIPTIONS = {
@@ -42,6 +54,7 @@ _DESCRIPTIONS = {
     NO_FAILED: "No mirror partition is FAILED.",
     LAG: "Lag is within policies.rpo_seconds and policies.max_lag_records.",
     REFRESH: "The newest metadata refresh is recent, reached the source and had no errors.",
+    WRITERS: "Nobody else wrote to a copy (an error) or is allowed to (a warning).",
 }
 
 
@@ -106,6 +119,7 @@ def assess(
         _no_failed(summary, failed),
         _lag(summary, policies),
         _refresh(summary.refresh, now_ms),
+        _writers(summary.refresh, failed),
     ]
 
 
@@ -157,3 +171,24 @@ def _refresh(refresh: RefreshStatus | None, now_ms: int) -> Finding:
     if age_s > MAX_REFRESH_AGE_S:
         return Finding(REFRESH, False, f"the newest refresh is {age_s:.0f} s old")
     return Finding(REFRESH, True, f"refreshed {age_s:.0f} s ago", dg.AssetCheckSeverity.WARN)
+
+
+def _writers(refresh: RefreshStatus | None, failed: Sequence[PartitionStatus]) -> Finding:
+    """Judge who else writes: one that did made a partition FAILED; who may is in the notes of the ACL step."""
+    written = [status for status in failed if FOREIGN_WRITE in (status.error or "")]
+    if written:
+        reasons = [
+            f"{status.topic}/{status.partition}: {status.error}" for status in written[:_LISTED_ERRORS]
+        ]
+        metadata = {"partitions_written_to": partition_table(written)}
+        return Finding(WRITERS, False, "; ".join(reasons), metadata=metadata)
+    notes = (
+        [note for step in refresh.steps if step.step == Step.ACLS for note in step.notes] if refresh else []
+    )
+    allowed = [note for note in notes if WRITER_NOTE in note]
+    if allowed:
+        more = f"; and {len(allowed) - _LISTED_ERRORS} more" if len(allowed) > _LISTED_ERRORS else ""
+        text = "; ".join(allowed[:_LISTED_ERRORS]) + more
+        return Finding(WRITERS, False, text, dg.AssetCheckSeverity.WARN)
+    seen = "; ".join(note for note in notes if "write" in note or "read-only" in note)
+    return Finding(WRITERS, True, seen or "no foreign write was seen", dg.AssetCheckSeverity.WARN)

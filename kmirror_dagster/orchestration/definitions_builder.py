@@ -8,6 +8,7 @@ import dagster as dg
 from kmirror_dagster.errors import UsageError
 from kmirror_dagster.orchestration.assets import mirror_asset
 from kmirror_dagster.orchestration.checks import mirror_checks
+from kmirror_dagster.orchestration.create_job import create_job
 from kmirror_dagster.orchestration.drift_check import drift_parts
 from kmirror_dagster.orchestration.failover_job import failover_job
 from kmirror_dagster.orchestration.failover_sensor import failover_sensor
@@ -17,9 +18,11 @@ from kmirror_dagster.orchestration.keys import dagster_name, dagster_names
 from kmirror_dagster.orchestration.recovery_jobs import recovery_parts
 from kmirror_dagster.orchestration.refresh_sensor import DEFAULT_HEARTBEAT_S, refresh_sensor
 from kmirror_dagster.orchestration.resources import KMirrorResource
+from kmirror_dagster.orchestration.runbook import RUNBOOK, runbook
 from kmirror_dagster.orchestration.schedules import mirror_schedules
 from kmirror_dagster.orchestration.state_sensor import state_sensor
 from kmirror_dagster.orchestration.targets import MirrorLike, MirrorTarget, mirror_target
+from kmirror_dagster.orchestration.topic_assets import topic_checks
 from kmirror_dagster.orchestration.translator import KMirrorTranslator, MirrorProps
 from kmirror_dagster.orchestration.upkeep_jobs import reconcile_job, refresh_job
 from kmirror_dagster.orchestration.verb_jobs import verb_jobs
@@ -35,6 +38,10 @@ class _Shown:
 
     view: MirrorView
     sources: Sequence[dg.AssetSpec]
+
+    def assets(self) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+        """The mirror's asset, and the external ones around it."""
+        return [mirror_asset(self.view), *self.sources, *self.view.topics.values()]
 
 
 def build_mirror_definitions(
@@ -79,14 +86,26 @@ def build_mirror_definitions(
         sensors.append(failover_sensor(view, failover))
     resources: Mapping[str, object] = {prefix: resource} if resource is not None else {}
     return dg.Definitions(
-        assets=[mirror_asset(view) for view in views] + [spec for each in shown for spec in each.sources],
-        asset_checks=[*(mirror_checks(view) for view in views), *recovery.checks, *drift.checks],
+        assets=[asset for each in shown for asset in each.assets()],
+        asset_checks=[check for view in views for check in _checks(view)] + [*recovery.checks, *drift.checks],
         sensors=sensors,
         schedules=[*mirror_schedules(prefix, refresh, verify), *recovery.schedules, drift.schedule],
-        jobs=[*verb_jobs(parts), failover, refresh, reconcile_job(parts), verify, *recovery.jobs],
+        jobs=[
+            *verb_jobs(parts),
+            create_job(parts),
+            failover,
+            refresh,
+            reconcile_job(parts),
+            verify,
+            *recovery.jobs,
+        ],
         resources=resources,
         executor=executor,
     )
+
+
+def _checks(view: MirrorView) -> list[dg.AssetChecksDefinition]:
+    return [mirror_checks(view), topic_checks(view)] if view.topics else [mirror_checks(view)]
 
 
 def _shown(targets: Sequence[MirrorTarget], translator: KMirrorTranslator, prefix: str) -> list[_Shown]:
@@ -105,8 +124,14 @@ def _show(target: MirrorTarget, name: str, translator: KMirrorTranslator, prefix
     sources = [translator.get_source_spec(props)]
     sources += [translator.get_source_topic_spec(props, topic) for topic in target.source_topics]
     partitions_name = f"{prefix}/{target.name}"
-    spec = translator.get_mirror_spec(props, sources).replace_attributes(
-        partitions_def=dg.DynamicPartitionsDefinition(name=partitions_name)
+    told = dg.MetadataValue.md(runbook(target, name=name, prefix=prefix))
+    spec = (
+        translator.get_mirror_spec(props, sources)
+        .replace_attributes(partitions_def=dg.DynamicPartitionsDefinition(name=partitions_name))
+        .merge_attributes(metadata={RUNBOOK: told})
     )
-    view = MirrorView(target, name, spec, partitions_name, resource_key=prefix, prefix=prefix)
+    topics = {
+        topic: translator.get_mirrored_topic_spec(props, topic, spec) for topic in target.mirrored_topics
+    }
+    view = MirrorView(target, name, spec, partitions_name, resource_key=prefix, prefix=prefix, topics=topics)
     return _Shown(view, sources)

@@ -31,12 +31,12 @@ _STATE_COUNTS = (*(state.value for state in MirrorState), NO_STATE)
 
 def rate(per_second: float) -> dg.FloatMetadataValue:
     """Something per second, to one decimal."""
-    return dg.MetadataValue.float(round(per_second, 1))
+    return dg.MetadataValue.float(float(round(per_second, 1)))
 
 
 def seconds(duration: float) -> dg.FloatMetadataValue:
     """Seconds, to the millisecond."""
-    return dg.MetadataValue.float(round(duration, 3))
+    return dg.MetadataValue.float(float(round(duration, 3)))
 
 
 def state_metadata(change: StateChange | PartitionStatus) -> dict[str, dg.MetadataValue]:

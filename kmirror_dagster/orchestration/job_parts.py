@@ -1,11 +1,14 @@
 """What all jobs share: the mirrors they may name, config fields, executor and tags."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import dagster as dg
 
 from kmirror_dagster.orchestration.views import MirrorView
+
+MIRROR_TAG, TOPICS_TAG = "kmirror/mirror", "kmirror/topics"
+_MAX_TAG = 250
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,14 @@ class JobParts:
             executor_def=dg.in_process_executor,
             tags={"dagster/priority": priority, "kmirror/job": name.removeprefix(f"{self.prefix}_")},
         )
+
+
+def name_run(context: dg.OpExecutionContext, mirrors: Sequence[str], topics: Sequence[str] = ()) -> None:
+    """Tag a run with what it is about, so that lists of runs say so and can be filtered by it."""
+    tags = {MIRROR_TAG: ", ".join(mirrors)[:_MAX_TAG]}
+    if topics:
+        tags[TOPICS_TAG] = ", ".join(topics)[:_MAX_TAG]
+    context.instance.add_run_tags(context.run_id, tags)
 
 
 def mirror_field(parts: JobParts) -> dg.Field:

@@ -8,6 +8,7 @@ from kmirror_dagster.coordination.models import (
     AdvanceResult,
     ChangeFeed,
     ClusterInfo,
+    CreateMirror,
     MirrorPlan,
     MirrorSummary,
     PartitionRef,
@@ -28,6 +29,8 @@ class NodeApi(Protocol):
     def cluster(self) -> ClusterInfo: ...
 
     def mirror(self, name: str) -> MirrorSummary: ...
+
+    def create(self, request: CreateMirror) -> MirrorSummary: ...
 
     def document(self, name: str) -> dict[str, Any]: ...
 

@@ -16,6 +16,7 @@ from kmirror_dagster.orchestration.history import sync_partitions
 from kmirror_dagster.orchestration.keys import PartitionKey
 from kmirror_dagster.orchestration.node_api import NodeApi
 from kmirror_dagster.orchestration.resources import KMirrorResource, resource_of
+from kmirror_dagster.orchestration.topic_assets import TopicReading, read_topics, topic_events, topic_finding
 from kmirror_dagster.orchestration.views import MirrorView
 
 REFRESH_INTERVAL_S = 30
@@ -48,6 +49,8 @@ class RefreshCursor(BaseModel):
     figures: str = ""
     logged_ms: int = 0
     checks: dict[str, CheckMemory] = Field(default_factory=dict)
+    topics: dict[str, int] = Field(default_factory=dict)
+    topics_ms: int = 0
 
     @classmethod
     def read(cls, text: str | None) -> "RefreshCursor":
@@ -65,6 +68,7 @@ class Reading:
     summary: MirrorSummary
     failed: Sequence[PartitionStatus]
     worst: Sequence[PartitionStatus] | None
+    topics: Sequence[TopicReading] = ()
     note: str = ""
 
 
@@ -97,7 +101,7 @@ def evaluate(
     now_ms = epoch_ms()
     try:
         reading = resource.ask(
-            lambda node: _read(node, view.mirror, cursor, now_ms, heartbeat_ms),
+            lambda node: _read(node, view, cursor, now_ms, heartbeat_ms),
             budget_s=REFRESH_BUDGET_S,
             what="the node",
         )
@@ -107,10 +111,15 @@ def evaluate(
     summary = reading.summary
     diff = sync_partitions(context.instance, view.partitions_name, partition_keys(summary))
     findings = assess(summary, reading.failed, view.target.policies, now_ms=now_ms)
+    findings += [topic_finding(view, topic) for topic in reading.topics]
     events, memory = _report_checks(view, findings, cursor.checks)
     if reading.worst is not None:
         events.append(_aggregate(view, summary, reading.worst, now_ms))
-        cursor = RefreshCursor(figures=figures_of(summary), logged_ms=now_ms)
+        cursor = cursor.model_copy(update={"figures": figures_of(summary), "logged_ms": now_ms})
+    if now_ms - cursor.topics_ms >= _BUSY_HEARTBEAT_S * 1000:
+        news, ends = topic_events(view, reading.topics, cursor.topics)
+        events += news
+        cursor = cursor.model_copy(update={"topics": ends, "topics_ms": now_ms if news else cursor.topics_ms})
     seen = f"{summary.partitions} partitions, {counts(summary)}, {summary.lag_records} records behind; {diff}"
     return _result(seen + reading.note, events, cursor.model_copy(update={"checks": memory}))
 
@@ -146,8 +155,8 @@ def figures_of(summary: MirrorSummary) -> str:
     return "|".join(str(part) for part in parts)
 
 
-def _read(node: NodeApi, mirror: str, cursor: RefreshCursor, now_ms: int, heartbeat_ms: int) -> Reading:
-    deadline = Deadline(REFRESH_BUDGET_S)
+def _read(node: NodeApi, view: MirrorView, cursor: RefreshCursor, now_ms: int, heartbeat_ms: int) -> Reading:
+    deadline, mirror = Deadline(REFRESH_BUDGET_S), view.mirror
     summary, note = node.mirror(mirror), ""
     if summary.refresh is None or now_ms - summary.refresh.finished_ms > _STALE_REFRESH_MS:
         try:
@@ -161,7 +170,8 @@ def _read(node: NodeApi, mirror: str, cursor: RefreshCursor, now_ms: int, heartb
         heartbeat_ms = min(heartbeat_ms, _BUSY_HEARTBEAT_S * 1000)
     is_due = figures_of(summary) != cursor.figures or now_ms - cursor.logged_ms >= heartbeat_ms
     worst = _worst(node, mirror, deadline) if is_due else None
-    return Reading(summary, failed_partitions(node, summary), worst, note)
+    topics = read_topics(node, view, summary)
+    return Reading(summary, failed_partitions(node, summary), worst, topics, note)
 
 
 def _worst(node: NodeApi, mirror: str, deadline: Deadline) -> list[PartitionStatus]:
@@ -199,20 +209,20 @@ def _report_checks(
     events: list[SensorEvent] = []
     after = dict(before)
     for finding in findings:
-        last = before.get(finding.check, CheckMemory())
+        last = before.get(finding.name, CheckMemory())
         streak = 0 if finding.passed else last.failing_ticks + 1
         is_certain = finding.passed or streak >= _FAILING_TICKS
         reported = last.passed
         if is_certain and finding.passed != last.passed:
             events.append(_evaluation(view, finding))
             reported = finding.passed
-        after[finding.check] = CheckMemory(passed=reported, failing_ticks=min(streak, _FAILING_TICKS))
+        after[finding.name] = CheckMemory(passed=reported, failing_ticks=min(streak, _FAILING_TICKS))
     return events, after
 
 
 def _evaluation(view: MirrorView, finding: Finding) -> dg.AssetCheckEvaluation:
     return dg.AssetCheckEvaluation(
-        asset_key=view.asset_key,
+        asset_key=finding.asset_key or view.asset_key,
         check_name=finding.check,
         passed=finding.passed,
         severity=finding.severity,

@@ -47,6 +47,17 @@ class KMirrorTranslator:
             kinds={"kafka"},
         )
 
+    def get_mirrored_topic_spec(self, props: MirrorProps, topic: str, mirror: dg.AssetSpec) -> dg.AssetSpec:
+        """External asset of one topic at the destination, downstream of the mirror."""
+        return dg.AssetSpec(
+            dg.AssetKey(["kafka_topic", props.target.name, topic]),
+            deps=[mirror.key],
+            description=f"Topic `{topic}` as mirror `{props.target.name}` keeps it at the destination.",
+            group_name=props.dagster_name,
+            kinds={"kafka"},
+            owners=self.get_owners(props),
+        )
+
     def get_mirror_spec(self, props: MirrorProps, sources: Sequence[dg.AssetSpec]) -> dg.AssetSpec:
         """Asset of the mirror; its partitions definition is set by the builder and cannot be changed here."""
         return dg.AssetSpec(

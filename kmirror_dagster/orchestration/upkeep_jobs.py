@@ -12,7 +12,7 @@ from kmirror_dagster.orchestration.history import (
     state_event,
     sync_partitions,
 )
-from kmirror_dagster.orchestration.job_parts import JobParts, mirrors_field
+from kmirror_dagster.orchestration.job_parts import JobParts, mirrors_field, name_run
 from kmirror_dagster.orchestration.keys import PartitionKey
 from kmirror_dagster.orchestration.node_api import NodeApi
 from kmirror_dagster.orchestration.refresh_sensor import partition_keys
@@ -58,6 +58,7 @@ def _upkeep_job(parts: JobParts, kind: str, description: str, *, refresh: bool) 
     )
     def upkeep(context: dg.OpExecutionContext) -> dg.Output[None]:
         problems: list[str] = []
+        name_run(context, context.op_config["mirrors"])
         with resource_of(context, parts.resource_key).connect(budget_s=_CALL_BUDGET_S) as node:
             for mirror in context.op_config["mirrors"]:
                 try:

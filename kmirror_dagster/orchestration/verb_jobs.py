@@ -11,7 +11,13 @@ from kmirror_dagster.coordination.models import PartitionStatus, VerbRequest
 from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.orchestration.assets import is_settled
 from kmirror_dagster.orchestration.figures import by_need, partition_table
-from kmirror_dagster.orchestration.job_parts import JobParts, confirm_field, mirror_field, topics_field
+from kmirror_dagster.orchestration.job_parts import (
+    JobParts,
+    confirm_field,
+    mirror_field,
+    name_run,
+    topics_field,
+)
 from kmirror_dagster.orchestration.node_api import NodeApi
 from kmirror_dagster.orchestration.resources import resource_of
 
@@ -68,6 +74,7 @@ def _verb_job(parts: JobParts, verb: str, description: str) -> dg.JobDefinition:
     )
     def run_verb(context: dg.OpExecutionContext) -> dg.Output[None]:
         config = VerbConfig.model_validate(context.op_config)
+        name_run(context, [config.mirror], config.topics)
         view = parts.view(config.mirror)
         if config.confirm is not None:
             view = parts.confirmed_view(config.mirror, config.confirm)

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.lifecycle import DesiredState
 from kmirror_dagster.orchestration.figures import seconds
-from kmirror_dagster.orchestration.job_parts import JobParts, mirrors_field, topics_field
+from kmirror_dagster.orchestration.job_parts import JobParts, mirrors_field, name_run, topics_field
 from kmirror_dagster.orchestration.node_api import NodeApi
 from kmirror_dagster.orchestration.resources import resource_of
 from kmirror_dagster.orchestration.targets import MirrorTarget
@@ -47,6 +47,7 @@ def verify_job(parts: JobParts) -> dg.JobDefinition:
     )
     def verify(context: dg.OpExecutionContext) -> dg.Output[None]:
         config = VerifyConfig.model_validate(context.op_config)
+        name_run(context, config.mirrors, config.topics)
         differing: list[str] = []
         for mirror in config.mirrors:
             view = parts.view(mirror)

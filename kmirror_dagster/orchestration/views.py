@@ -1,6 +1,7 @@
 """One mirror as its Dagster definitions share it: target, keys, specs, names."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import dagster as dg
 
@@ -16,6 +17,7 @@ class MirrorView:
         partitions_name: name of the dynamic partitions definition that lists its mirror partitions.
         resource_key: key of the `KMirrorResource` to talk through.
         prefix: begins the names of jobs, pools and sensors that all mirrors of one builder call share.
+        topics: assets of the mirrored topics that are shown one by one.
     """
 
     target: MirrorTarget
@@ -24,6 +26,7 @@ class MirrorView:
     partitions_name: str
     resource_key: str
     prefix: str
+    topics: Mapping[str, dg.AssetSpec] = field(default_factory=dict[str, dg.AssetSpec], hash=False)
 
     @property
     def mirror(self) -> str:

@@ -10,6 +10,7 @@ from kmirror_dagster.coordination.models import (
     AdvanceResult,
     ChangeFeed,
     ClusterInfo,
+    CreateMirror,
     MirrorPlan,
     MirrorSummary,
     PartitionRef,
@@ -163,6 +164,11 @@ class FakeNode:
             refresh=self.refresh_status,
             coordinator_node="node-1",
         )
+
+    def create(self, request: CreateMirror) -> MirrorSummary:
+        self._call("create", request.document["mirror"])
+        self.document_text = dict(request.document)
+        return self.mirror(self.name)
 
     def document(self, name: str) -> dict[str, Any]:
         self._call("document", name)

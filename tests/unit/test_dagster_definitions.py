@@ -1,6 +1,7 @@
 """The builder: what loads, what it is called, what it shows."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import pytest
 from dagster import Shape
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster_shared.serdes import serialize_value
+from typer.main import get_command
 
+from kmirror_dagster.cli.main import app
 from kmirror_dagster.errors import SettingsError, UsageError
 from kmirror_dagster.orchestration import (
     KMirrorResource,
@@ -105,6 +108,27 @@ def test_translator_changes_appearance() -> None:
     assert (node.group_name, list(node.owners)) == ("dr", ["team:dr"])
     assert isinstance(node.partitions_def, dg.DynamicPartitionsDefinition)
     assert {key.asset_key for key in graph.asset_check_keys} == {dg.AssetKey(["dr", "orders"])}
+
+
+def test_run_book_is_on_the_asset() -> None:
+    """The mirror's asset carries its run-book: jobs, sensors and commands with this mirror's names, all existing."""
+    defs = build_mirror_definitions(mirrors=["or.ders"], resource=KMirrorResource(), prefix="mine")
+    node = defs.resolve_asset_graph().get(dg.AssetKey(["kafka_mirror", "or.ders"]))
+    text = node.metadata["run-book"].value
+    repository = defs.get_repository_def()
+    known = {
+        *(job.name for job in repository.get_all_jobs()),
+        *(sensor.name for sensor in repository.sensor_defs),
+        *(key.name for key in defs.resolve_asset_graph().asset_check_keys),
+    }
+    named = set(re.findall(r"`((?:mine|or_ders)_[a-z_]+)`", text)) | set(
+        re.findall(r"`([a-z_]+)` failed", text)
+    )
+    assert len(named) > 10
+    assert named - known == set()
+    command = get_command(app)
+    commands = command.list_commands(command.make_context("kmirror", [], resilient_parsing=True))
+    assert set(re.findall(r"`kmirror ([a-z]+)", text)) <= set(commands)
 
 
 def test_two_builder_calls_merge() -> None:

@@ -1,6 +1,7 @@
 """Jobs: verbs, full refresh, reconcile, checks run by people."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -9,6 +10,9 @@ from kmirror_dagster.errors import DeadlineError
 from kmirror_dagster.lifecycle import MirrorState
 from tests.helpers.dagster_ticks import Ticker, failure_text, ticker
 from tests.helpers.fake_node import FakeNode, fake_resource
+
+# jobs that no other job can undo
+ENDING = {"kmirror_stop", "kmirror_failover", "kmirror_approve_failover"}
 
 KEY = dg.AssetKey(["kafka_mirror", "orders"])
 
@@ -38,6 +42,42 @@ def test_verbs_reach_what_they_want(made: Ticker, node: FakeNode) -> None:
     assert states(node, "a") | states(node, "b") == {MirrorState.STOPPED}
     assert made.run("kmirror_start").success
     assert states(node, "a") == {MirrorState.MIRRORING}
+
+
+def test_create_makes_mirrors_known(node: FakeNode, tmp_path: Path) -> None:
+    """The create job sends the settings of the code location as they stand; without settings it says so."""
+    path = tmp_path / "orders.yaml"
+    path.write_text(
+        "mirror: orders\nsource: {bootstrap.servers: '${S}'}\ndestination: {bootstrap.servers: 'b:1'}\n"
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        made = ticker(instance, fake_resource(node), path, "users")
+        assert made.run("kmirror_create", {"mirrors": ["orders"]}).success
+        assert node.document_text["source"] == {"bootstrap.servers": "${S}"}
+        text = failure_text(made.run("kmirror_create", {"replace": True}))
+    assert text == "users: only its name is known here; give its settings or their file"
+
+
+def test_runs_say_what_they_are_about(made: Ticker) -> None:
+    """A run is tagged with the mirror and the topics it is about; its job's name says what it does."""
+    result = made.run("kmirror_pause", {"topics": ["a"]})
+    run = made.instance.get_run_by_id(result.run_id)
+    assert run is not None
+    assert (run.tags["kmirror/mirror"], run.tags["kmirror/topics"]) == ("orders", "a")
+    assert run.tags["kmirror/job"] == "pause"
+
+
+def test_launchpad_explains_every_field(made: Ticker) -> None:
+    """Each job and each of its fields has a text in plain words; what ends mirroring asks for the name."""
+    for job in made.defs.resolve_all_job_defs():
+        if job.name.startswith("__"):
+            continue
+        assert job.description
+        (op,) = job.graph.node_defs
+        assert isinstance(op, dg.OpDefinition)
+        fields = getattr(op.config_schema.config_type, "fields", {})
+        assert [name for name, field in fields.items() if not field.description] == [], job.name
+        assert "confirm" in fields or job.name not in ENDING, job.name
 
 
 def test_stop_asks_for_the_name(made: Ticker, node: FakeNode) -> None:
@@ -108,6 +148,7 @@ def test_checks_by_hand(made: Ticker, node: FakeNode) -> None:
         "no_failed_partition": False,
         "lag_within_limits": False,
         "refresh_fresh": True,
+        "nobody_else_writes": True,
         "contents_verified": False,  # there are no clusters to read
         "rpo_kept": False,
         "drift": True,

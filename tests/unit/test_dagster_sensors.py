@@ -10,8 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import dagster as dg
 import pytest
 
+from kmirror_dagster.broker.admin_types import Acl
+from kmirror_dagster.coordination.models import StepStatus
 from kmirror_dagster.errors import ApiAuthenticationError, ClusterUnreachableError, DeadlineError
 from kmirror_dagster.lifecycle import MirrorState
+from kmirror_dagster.metadata.acls import Writer, writer_text
 from kmirror_dagster.orchestration import KMirrorResource
 from kmirror_dagster.orchestration.keeper_sensor import KeeperCursor, keep
 from kmirror_dagster.orchestration.state_sensor import MAX_EVENTS
@@ -53,6 +56,7 @@ def test_first_tick_tells_everything(instance: dg.DagsterInstance) -> None:
         "no_failed_partition": True,
         "lag_within_limits": True,
         "refresh_fresh": True,
+        "nobody_else_writes": True,
     }
     assert "3 partitions, 3 MIRRORING" in (tick.seen or "")
 
@@ -72,7 +76,7 @@ def test_no_event_when_nothing_changed(instance: dg.DagsterInstance, monkeypatch
         others += len(tick.events) - len(tick.of(dg.AssetMaterialization))
         clock += 30_000
     assert aggregates == 6 * 6  # one in ten minutes
-    assert others == 4  # the checks, once
+    assert others == 5  # the checks, once
     assert "refresh" not in node.calls
 
 
@@ -147,9 +151,41 @@ def test_failed_partition_fails_the_check(instance: dg.DagsterInstance) -> None:
     made = ticker(instance, fake_resource(node))
     node.set_state("a", 1, MirrorState.FAILED, error="foreign write at offset 7")
     made.tick("orders_refresh")
-    (event,) = made.tick("orders_refresh").of(dg.AssetCheckEvaluation)
+    (event,) = [
+        event
+        for event in made.tick("orders_refresh").of(dg.AssetCheckEvaluation)
+        if event.check_name == "no_failed_partition"
+    ]
     assert (event.check_name, event.passed) == ("no_failed_partition", False)
     assert "a/1: foreign write at offset 7" in event.description
+
+
+def test_others_that_write_fail_a_check(instance: dg.DagsterInstance) -> None:
+    """Who may write to copies is a warning with the ACL that allows it; who did is an error with the partition."""
+    node = FakeNode(topics={"a": 2})
+    made = ticker(instance, fake_resource(node))
+    made.tick("orders_refresh")
+    acl = Acl("TOPIC", "a", "LITERAL", "User:app", "*", "WRITE", "ALLOW")
+    noted = [StepStatus(step="acls", ok=True, notes=[writer_text(Writer(acl, ("a",)))])]
+    found: list[dg.AssetCheckEvaluation] = []
+    for _ in range(3):
+        node.refresh_status = node.refreshed().model_copy(update={"steps": noted})
+        found += made.tick("orders_refresh").of(dg.AssetCheckEvaluation)
+    (warned,) = [each for each in found if each.check_name == "nobody_else_writes"]
+    assert (warned.passed, warned.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "User:app may write to a" in warned.description
+
+
+def test_foreign_write_is_an_error(instance: dg.DagsterInstance) -> None:
+    """A partition that somebody else wrote to fails the check at once as an error, naming offset and partition."""
+    node = FakeNode(topics={"a": 2})
+    made = ticker(instance, fake_resource(node))
+    node.set_state("a", 1, MirrorState.FAILED, error="a/1: ends at 9 instead of 7: somebody else writes")
+    made.tick("orders_refresh")
+    found = made.tick("orders_refresh").of(dg.AssetCheckEvaluation)
+    (written,) = [each for each in found if each.check_name == "nobody_else_writes"]
+    assert (written.passed, written.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert "a/1: " in written.description
 
 
 def test_dead_node_is_a_skip_and_a_failed_check(instance: dg.DagsterInstance) -> None:
