@@ -250,11 +250,14 @@ class Failback(StepRunner):
         name = state.plan.reverse
         self._tell(f"creating mirror {name}", 0, None)
         existing = self._reverse.document(name)
-        if existing is not None and dict(existing) == state.document:
+        idle = existing is None or self._reverse.is_idle(name)
+        made = existing is not None and dict(existing) == state.document
+        if made and not idle:
             return  # what denies to write to the topics now is the mirror back
         unfence(admin, state.plan.names(TopicAction.RECREATE))
         if existing is not None:
-            if not self._reverse.is_idle(name):
+            # one that is stopped is of an earlier round, whatever its settings: its topics would stay stopped
+            if not idle:
                 raise UsageError(
                     f"mirror {name!r} of the node at the old source has other settings and is not stopped: "
                     "stop and delete it there"

@@ -36,6 +36,7 @@ class World:
     saved: list[tuple[str, int, int, int]] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     waiting: int = 0
+    stale: bool = False
     calls: int = 0
     crash_at: int | None = None
     writes_left: int = 0
@@ -94,10 +95,11 @@ class World:
         return self.mirrors.get(mirror)
 
     def is_idle(self, mirror: str) -> bool:
-        return self.mirrors[mirror].get("idle", False)
+        return self.stale or self.mirrors[mirror].get("idle", False)
 
     def create(self, document: Mapping[str, Any]) -> None:
         self.happen()
+        self.stale = False
         self.mirrors["m-back"] = dict(document)
         for name in ("t", "u"):
             if name not in self.ends:
@@ -263,6 +265,17 @@ def test_mirror_of_that_name(world: World) -> None:
     world.mirrors["m-back"]["idle"] = True
     run(world)
     assert_done(world)
+
+
+def test_stopped_mirror_of_an_earlier_round_is_made_anew(world: World) -> None:
+    """There and back again and once more: its settings are the same, its topics would stay stopped."""
+    run(world)
+    made = world.mirrors["m-back"]
+    world.__init__()
+    world.mirrors["m-back"], world.stale = made, True
+    run(world)
+    assert_done(world)
+    assert not world.stale
 
 
 def test_mirror_back_that_does_not_take_over(world: World) -> None:
