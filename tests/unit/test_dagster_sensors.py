@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.instance.utils import RUNLESS_RUN_ID
 
 from kmirror_dagster.broker.admin_types import Acl
 from kmirror_dagster.coordination.models import StepStatus
@@ -62,22 +64,53 @@ def test_first_tick_tells_everything(instance: dg.DagsterInstance) -> None:
 
 
 @pytest.mark.case("C40")
-def test_no_event_when_nothing_changed(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six hours of ticks without a change log nothing but the aggregate event of each heartbeat."""
+def test_idle_day_logs_heartbeats_only(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day of ticks without a change adds one aggregate event in ten minutes to the event log, and nothing else."""
     node = FakeNode(topics={"a": 3})
     made = ticker(instance, fake_resource(node))
     clock = time.time_ns() // 1_000_000
     monkeypatch.setattr("kmirror_dagster.orchestration.refresh_sensor.epoch_ms", lambda: clock)
-    aggregates, others = 0, 0
-    for _ in range(6 * 120):
-        node.refresh_status = node.refresh_status.model_copy(update={"finished_ms": clock - 1_000})
-        tick = made.tick("orders_refresh")
-        aggregates += len(tick.of(dg.AssetMaterialization))
-        others += len(tick.events) - len(tick.of(dg.AssetMaterialization))
+    made.tick("orders_refresh")
+    made.tick("orders_states")
+    begun = count_events(instance)
+    assert begun == {"ASSET_MATERIALIZATION": 1 + 3, "ASSET_OBSERVATION": 0, "ASSET_CHECK_EVALUATION": 5}
+    for number in range(24 * 120):
         clock += 30_000
-    assert aggregates == 6 * 6  # one in ten minutes
-    assert others == 5  # the checks, once
+        node.refresh_status = node.refresh_status.model_copy(update={"finished_ms": clock - 1_000})
+        made.tick("orders_refresh")
+        if number % 60 == 0:
+            assert made.tick("orders_states").events == []
+            assert made.tick("orders_failover").events == made.tick("kmirror_node_keeper").events == []
+    added = {kind: count - begun[kind] for kind, count in count_events(instance).items()}
+    assert added == {"ASSET_MATERIALIZATION": 24 * 6, "ASSET_OBSERVATION": 0, "ASSET_CHECK_EVALUATION": 0}
     assert "refresh" not in node.calls
+
+
+def count_events(instance: dg.DagsterInstance) -> dict[str, int]:
+    """Rows of the event log by the kinds of events that sensors may write."""
+    kinds = (
+        dg.DagsterEventType.ASSET_MATERIALIZATION,
+        dg.DagsterEventType.ASSET_OBSERVATION,
+        dg.DagsterEventType.ASSET_CHECK_EVALUATION,
+    )
+    entries = instance.all_logs(RUNLESS_RUN_ID, of_type=set(kinds))
+    return {kind.value: sum(each.dagster_event_type is kind for each in entries) for kind in kinds}
+
+
+@pytest.mark.case("C40")
+def test_twenty_runs_at_once_on_sqlite(tmp_path: Path) -> None:
+    """Twenty runs at once on the default storage all succeed, and log each state once and their figures each."""
+    node = FakeNode(topics={"a": 3})
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        made = ticker(instance, fake_resource(node))
+        made.tick("orders_refresh")
+        assert made.run("kmirror_reconcile").success
+        logged = len(instance.fetch_materializations(KEY, limit=1_000).records)
+        with ThreadPoolExecutor(20) as pool:
+            runs = [pool.submit(made.run, "kmirror_reconcile") for _ in range(20)]
+            assert all(run.result().success for run in runs)
+        assert len(instance.fetch_materializations(KEY, limit=1_000).records) == logged
+        assert len(instance.fetch_observations(KEY, limit=1_000).records) == 1 + 20
 
 
 def test_changed_figures_are_logged_once(instance: dg.DagsterInstance) -> None:
