@@ -10,6 +10,7 @@ from kmirror_dagster.settings import (
     MirrorSettings,
     NodeSettings,
     PolicySettings,
+    SchemaRegistrySettings,
 )
 from kmirror_dagster.settings.base import Settings
 
@@ -24,6 +25,7 @@ _SECTIONS: tuple[tuple[str, type[Settings], str], ...] = (
     ("`filters`", FilterSettings, "of a mirror"),
     ("`policies`", PolicySettings, "of a mirror"),
     ("`policies.failover`", FailoverSettings, "of a mirror"),
+    ("`schema_registry`", SchemaRegistrySettings, "of a mirror"),
     ("Node document", NodeSettings, "top level"),
 )
 

@@ -20,6 +20,7 @@ from kmirror_dagster.cli import (
     recovery_history,
     recovery_manifest,
     recovery_switchover,
+    schemas,
     verbs,
     verification,
 )
@@ -96,6 +97,7 @@ def _add_commands() -> None:
         ("certify", certification.certify),
         ("plan", plan.plan),
         ("check", check.check),
+        ("schemas", schemas.schemas),
         ("refresh", mirrors.refresh),
         ("delete", mirrors.delete),
     ):

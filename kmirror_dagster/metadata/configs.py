@@ -6,7 +6,7 @@ Pure. Three kinds of keys:
 - *mirrored*: what is set on the source topic itself, minus `topic.properties.exclude` and what belongs to a
   cluster.
 - *held*: values the copy needs while it is one, whatever the source says (see `held_configs`).
-- *the destination's own*: everything else; never touched, whoever set it.
+- *the destination's own*: everything else; never touched, whoever set it, unless `policies.config_drift` says so.
 """
 
 from collections.abc import Callable, Mapping
@@ -175,6 +175,7 @@ def plan_configs(
     excludes: Excludes,
     synced: frozenset[str],
     refused: Mapping[str, str] | None = None,
+    revert: bool = False,
 ) -> ConfigPlan:
     """Difference between what the destination topic has and what it should have.
 
@@ -185,6 +186,7 @@ def plan_configs(
         synced: keys the mirror has put there before. One of these that the source no longer has is removed;
             any other is the destination's own and kept.
         refused: key -> value the destination has refused lately: not sent again.
+        revert: remove what is set at the destination only, whoever set it, instead of keeping it.
     """
     own = overrides(current)
     refused = refused or {}
@@ -194,8 +196,9 @@ def plan_configs(
         if not _in_place(key, value, own.get(key)) and refused.get(key) != value
     }
     foreign = [key for key in own if key not in desired.values and key not in desired.unsupported]
-    unsets = tuple(sorted(key for key in foreign if key in synced and not excludes(key)))
-    drift = tuple(sorted(key for key in foreign if key not in synced and not excludes(key)))
+    taken_back = frozenset(foreign) - CLUSTER_LOCAL if revert else synced
+    unsets = tuple(sorted(key for key in foreign if key in taken_back and not excludes(key)))
+    drift = tuple(sorted(key for key in foreign if key not in unsets and not excludes(key)))
     kept = tuple(sorted(key for key, value in desired.values.items() if refused.get(key) != value))
     return ConfigPlan(ConfigChange(sets, unsets), desired, kept, drift)
 

@@ -207,6 +207,7 @@ def _plan_configs(context: RefreshContext, report: StepReport, name: str) -> Con
         excludes=excludes,
         synced=frozenset(context.intents[name].synced),
         refused={key: refusal.value for key, refusal in lately.items()},
+        revert=context.settings.policies.config_drift == "revert",
     )
     problems = dict(desired.unsupported)
     problems |= {k: r.reason for k, r in lately.items() if desired.values.get(k) == r.value}

@@ -354,7 +354,8 @@ def reverse_document(
     if replication_factor is not None:
         policies["replication_factor"] = replication_factor
     return {
-        **{key: value for key, value in document.items() if key not in ("filters", "policies")},
+        # a schema registry is one cluster's
+        **{k: v for k, v in document.items() if k not in ("filters", "policies", "schema_registry")},
         "mirror": plan.reverse,
         "source": document["destination"],
         "destination": document["source"],

@@ -20,6 +20,7 @@ from kmirror_dagster.settings.loading import (
 from kmirror_dagster.settings.mirrors import MirrorSettings
 from kmirror_dagster.settings.nodes import NodeSettings
 from kmirror_dagster.settings.policies import FailoverSettings, PolicySettings, StartPolicy
+from kmirror_dagster.settings.schema_registry import SchemaRegistrySettings
 
 __all__ = [
     "ClusterSettings",
@@ -30,6 +31,7 @@ __all__ = [
     "NodeSettings",
     "PolicySettings",
     "SaslMechanismName",
+    "SchemaRegistrySettings",
     "SecurityProtocol",
     "StartPolicy",
     "load_document",

@@ -8,6 +8,7 @@ from kmirror_dagster.settings.base import Settings, refused
 from kmirror_dagster.settings.clusters import ClusterSettings
 from kmirror_dagster.settings.filters import FilterSettings
 from kmirror_dagster.settings.policies import PolicySettings
+from kmirror_dagster.settings.schema_registry import SchemaRegistrySettings
 
 # Kafka's rule for topic names: a mirror's name becomes part of ids, keys and paths.
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -21,8 +22,11 @@ class MirrorSettings(Settings):
     destination: ClusterSettings = Field(description="Cluster to copy to.")
     filters: FilterSettings = Field(default_factory=FilterSettings, description="What is mirrored.")
     policies: PolicySettings = Field(default_factory=PolicySettings, description="Choices.")
+    schema_registry: SchemaRegistrySettings = Field(
+        default_factory=SchemaRegistrySettings, description="The destination's schema registry, for checks."
+    )
 
-    @field_validator("filters", "policies", mode="before")
+    @field_validator("filters", "policies", "schema_registry", mode="before")
     @classmethod
     def _empty_section(cls, value: object) -> object:
         return {} if value is None else value  # all of its settings commented out

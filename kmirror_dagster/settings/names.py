@@ -13,6 +13,7 @@ from kmirror_dagster.settings.documents import SettingPath
 from kmirror_dagster.settings.mirrors import MirrorSettings
 from kmirror_dagster.settings.nodes import NodeSettings
 from kmirror_dagster.settings.policies import StartPolicy
+from kmirror_dagster.settings.schema_registry import SchemaRegistrySettings
 
 _MAX_LISTED = 12
 
@@ -79,7 +80,9 @@ def secret_names(model: type[Settings]) -> frozenset[str]:
     return frozenset(names)
 
 
-ALL_SECRET_NAMES = secret_names(ClusterSettings) | secret_names(NodeSettings)
+ALL_SECRET_NAMES = (
+    secret_names(ClusterSettings) | secret_names(NodeSettings) | secret_names(SchemaRegistrySettings)
+)
 
 
 def name_problems(

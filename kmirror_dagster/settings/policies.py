@@ -124,6 +124,11 @@ class PolicySettings(Settings):
         "until stop, and everybody is denied to write where the mirror is a super user; off: ACLs as the "
         "source has them, writes by others are noticed afterwards.",
     )
+    config_drift: Literal["keep", "revert"] = Field(
+        default="keep",
+        description="Configurations that somebody set on a copy and the source has not. keep: they stay, and are "
+        "listed; revert: they are removed, except what topic.properties.exclude names.",
+    )
     client_quotas: Literal["auto", "off"] = Field(
         default="auto",
         description="Client quotas. auto: as the source has them, where they may be read there; off: the "

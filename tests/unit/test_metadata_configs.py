@@ -97,6 +97,29 @@ def test_excluded_and_foreign_keys_are_never_touched(
     assert set(change.unsets) <= synced
 
 
+@pytest.mark.case("C20")
+def test_drift_is_kept_and_listed_or_reverted() -> None:
+    """What is set at the destination only stays, or goes by policy; excluded and cluster-local keys stay always."""
+    throttled = "leader.replication.throttled.replicas"
+    present = {"segment.ms": "1", "retention.bytes": "2", throttled: "0:1"}
+    desired = desired_configs(
+        described({}), excludes=lambda _: False, replication_factor=1, destination_keys=KEYS
+    )
+
+    def planned(*, revert: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        plan = plan_configs(
+            desired,
+            described(present),
+            excludes=frozenset({"retention.bytes"}).__contains__,
+            synced=frozenset(),
+            revert=revert,
+        )
+        return plan.change.unsets, plan.drift
+
+    assert planned(revert=False) == ((), (throttled, "segment.ms"))
+    assert planned(revert=True) == (("segment.ms",), (throttled,))
+
+
 @given(source=OVERRIDES, excluded=EXCLUDED)
 def test_creation_and_sync_agree(source: dict[str, str], excluded: frozenset[str]) -> None:
     """A topic created with its desired configurations needs no sync afterwards."""

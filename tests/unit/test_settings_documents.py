@@ -235,7 +235,8 @@ def test_unknown_settings_come_with_advice(line: str, advice: str) -> None:
 def test_an_unknown_setting_elsewhere_lists_the_known_ones() -> None:
     """Where nothing is near and the section is small, its settings are listed."""
     assert refusal(ORDERS + "zzz: 1\n") == (
-        "orders.yaml:16: zzz: unknown setting; known here: mirror, source, destination, filters, policies"
+        "orders.yaml:16: zzz: unknown setting; known here: mirror, source, destination, filters, policies, "
+        "schema_registry"
     )
     assert refusal(ORDERS + "sasl.username: x\n").endswith("it belongs under 'source' or 'destination'")
 
