@@ -1,13 +1,10 @@
 """The ACL step of a refresh against clusters in memory: order, two-step freezes, failures, settling."""
 
-import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from kmirror_dagster.broker.admin_rights import Rights
 from kmirror_dagster.broker.admin_types import Acl
 from kmirror_dagster.broker.codes import SECURITY_DISABLED, broker_error
-from kmirror_dagster.broker.deadlines import Deadline
 from kmirror_dagster.errors import AuthorizationError, KmirrorError
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
 from kmirror_dagster.metadata import acl_steps
@@ -15,9 +12,9 @@ from kmirror_dagster.metadata.acls import freeze_of
 from kmirror_dagster.metadata.context import RefreshContext
 from kmirror_dagster.metadata.memory import Memory
 from kmirror_dagster.metadata.outcome import Step, TopicIntent
-from kmirror_dagster.metadata.steps import StepReport, StepReports
+from kmirror_dagster.metadata.steps import StepReport
 from kmirror_dagster.records import HeldAcl, TopicRecord
-from kmirror_dagster.settings import MirrorSettings
+from tests.helpers.step_context import step_context
 
 READ = Acl("TOPIC", "t", "LITERAL", "User:a", "*", "READ", "ALLOW")
 WRITE = Acl("TOPIC", "t", "LITERAL", "User:a", "*", "WRITE", "ALLOW")
@@ -76,28 +73,15 @@ def refresh(
 ) -> RefreshContext:
     """Run the step of a mirror of the topic t."""
     record = record or TopicRecord(mirror="m", topic="t", partitions=1)
-    settings = MirrorSettings.model_validate(
-        {
-            "mirror": "m",
-            "source": {"bootstrap.servers": "source:9092"},
-            "destination": {"bootstrap.servers": "destination:9092"},
-            "policies": {"read_only": read_only},
-        }
-    )
-    clients: Any = (source, destination)
-    context = RefreshContext(
-        settings=settings,
-        source=clients[0],
-        destination=clients[1],
+    context = step_context(
+        source,
+        destination,
+        policies={"read_only": read_only},
         known={"t": record},
         mirroring={("t", 0): state},
         memory=memory or Memory(),
-        deadline=Deadline(60),
-        clock=lambda: 0.0,
-        rng=random.Random(1),
         dry_run=dry_run,
         synced_acls=frozenset(synced),
-        reports=StepReports(),
     )
     if record.desired is not DesiredState.STOPPED:
         context.intents["t"] = TopicIntent("t", 1)

@@ -1,8 +1,6 @@
 """Share groups in a refresh: brokers that do not know their positions, one group that is refused."""
 
-import random
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from kmirror_dagster.broker.admin_types import (
     Answers,
@@ -15,17 +13,14 @@ from kmirror_dagster.broker.admin_types import (
     Partition,
     TopicDescription,
 )
-from kmirror_dagster.broker.deadlines import Deadline
 from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.metadata.context import RefreshContext
-from kmirror_dagster.metadata.memory import Memory
 from kmirror_dagster.metadata.outcome import Step
 from kmirror_dagster.metadata.position_steps import sync_groups
 from kmirror_dagster.metadata.snapshot import ClusterSnapshot
-from kmirror_dagster.metadata.steps import StepReports
 from kmirror_dagster.metadata.topics import TopicsPlan, Verdict
-from kmirror_dagster.settings import MirrorSettings
+from tests.helpers.step_context import step_context
 
 KEY = ("t", 0)
 KNOWN = {90: 0, 91: 0}
@@ -69,26 +64,7 @@ class MemoryCluster:
 
 def refresh(source: MemoryCluster, destination: MemoryCluster) -> RefreshContext:
     """Run the step of a mirror of one partition."""
-    clients: Any = (source, destination)
-    context = RefreshContext(
-        settings=MirrorSettings.model_validate(
-            {
-                "mirror": "m",
-                "source": {"bootstrap.servers": "source:9092"},
-                "destination": {"bootstrap.servers": "destination:9092"},
-            }
-        ),
-        source=clients[0],
-        destination=clients[1],
-        known={},
-        mirroring={KEY: MirrorState.MIRRORING},
-        memory=Memory(),
-        deadline=Deadline(60),
-        clock=lambda: 0.0,
-        rng=random.Random(1),
-        dry_run=False,
-        reports=StepReports(),
-    )
+    context = step_context(source, destination, mirroring={KEY: MirrorState.MIRRORING})
     context.topics = TopicsPlan({"t": Verdict(Step.GROWTH, in_step=True)})
     context.destination_view = ClusterSnapshot(topics={"t": TopicDescription("t", None, 1, 1)})
     sync_groups(context)

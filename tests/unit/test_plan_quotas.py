@@ -1,22 +1,17 @@
 """Client quotas: what is copied, left alone, removed; and the step that does it, against clusters in memory."""
 
-import random
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
 from kmirror_dagster.broker.admin_types import Quota, QuotaEntity, Quotas
 from kmirror_dagster.broker.codes import UNSUPPORTED_VERSION, broker_error
-from kmirror_dagster.broker.deadlines import Deadline
 from kmirror_dagster.errors import AuthorizationError, KmirrorError
 from kmirror_dagster.metadata import quota_steps
 from kmirror_dagster.metadata.context import RefreshContext
-from kmirror_dagster.metadata.memory import Memory
 from kmirror_dagster.metadata.outcome import Step
 from kmirror_dagster.metadata.quotas import QuotasPlan, QuotasWorld, plan_quotas
-from kmirror_dagster.metadata.steps import StepReports
-from kmirror_dagster.settings import MirrorSettings
+from tests.helpers.step_context import step_context
 
 ALICE: QuotaEntity = (("user", "alice"),)
 EVERY_USER: QuotaEntity = (("user", None),)
@@ -130,28 +125,8 @@ def refresh(
     dry_run: bool = False,
     policy: str = "auto",
 ) -> RefreshContext:
-    settings = MirrorSettings.model_validate(
-        {
-            "mirror": "m",
-            "source": {"bootstrap.servers": "source:9092"},
-            "destination": {"bootstrap.servers": "destination:9092"},
-            "policies": {"client_quotas": policy},
-        }
-    )
-    clients: Any = (source, destination)
-    context = RefreshContext(
-        settings=settings,
-        source=clients[0],
-        destination=clients[1],
-        known={},
-        mirroring={},
-        memory=Memory(),
-        deadline=Deadline(60),
-        clock=lambda: 0.0,
-        rng=random.Random(1),
-        dry_run=dry_run,
-        synced_quotas=synced,
-        reports=StepReports(),
+    context = step_context(
+        source, destination, policies={"client_quotas": policy}, synced_quotas=synced, dry_run=dry_run
     )
     quota_steps.sync_quotas(context)
     quota_steps.list_users(context)
