@@ -224,7 +224,19 @@ def _scope(look: _Look, node_group: str) -> Scope:
         if item.type in OFFSET_GROUP_TYPES and filters.selects_group(item.group)
     }
     topics = frozenset(sorted(selected)[:_MAX_TOPICS])
-    return Scope(topics, frozenset(groups), topics & there, bool(filters.acls_include), node_group)
+    return Scope(
+        topics, frozenset(groups), topics & there, bool(filters.acls_include), node_group, _has_quotas(look)
+    )
+
+
+def _has_quotas(look: _Look) -> bool:
+    """Whether the source has client quotas to be kept equal, as far as it tells."""
+    if look.settings.policies.client_quotas == "off":
+        return False
+    try:
+        return bool(look.source.client_quotas(timeout_s=look.timeout()))
+    except (AuthorizationError, BrokerError):
+        return False  # told by `_by_hand`
 
 
 def _known(look: _Look, admin: ClusterAdmin, scope: Scope, topics: Iterable[str]) -> Known:

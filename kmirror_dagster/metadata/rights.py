@@ -67,6 +67,7 @@ class Scope:
         existing: those of the topics that are at the destination already.
         acls: ACLs are kept equal.
         node_group: group id of the nodes, prefix of their transactional ids.
+        quotas: there are client quotas to be kept equal.
     """
 
     topics: frozenset[str]
@@ -74,6 +75,7 @@ class Scope:
     existing: frozenset[str] = frozenset()
     acls: bool = True
     node_group: str = "kmirror"
+    quotas: bool = False
 
 
 def needs(scope: Scope) -> tuple[Need, ...]:
@@ -110,6 +112,8 @@ def _destination_needs(scope: Scope) -> Iterable[Need]:
     if scope.acls:
         yield Need(DESTINATION, "CLUSTER", "kafka-cluster", "DESCRIBE", "list ACLs")
         yield Need(DESTINATION, "CLUSTER", "kafka-cluster", "ALTER", "change ACLs, write markers in bulk")
+    if scope.quotas:
+        yield Need(DESTINATION, "CLUSTER", "kafka-cluster", "ALTER_CONFIGS", "keep client quotas equal")
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,15 @@ def test_commands_grant_what_is_missing_resource_by_resource() -> None:
     )
 
 
+def test_client_quotas_need_a_right_where_there_are_any() -> None:
+    """ALTER_CONFIGS on the destination's cluster, which implies reading them; nothing at the source."""
+    more = set(needs(Scope(frozenset({"t"}), quotas=True))) - set(needs(Scope(frozenset({"t"}))))
+
+    assert {(each.side, each.resource_type, each.operation) for each in more} == {
+        (DESTINATION, "CLUSTER", "ALTER_CONFIGS")
+    }
+
+
 def test_the_source_is_only_ever_read() -> None:
     """No right that changes anything is asked for at the source; without ACLs none on the cluster either."""
     scope = Scope(frozenset({"t"}), frozenset({"g"}), acls=False)
