@@ -228,16 +228,8 @@ def encode_batch(
     )
 
 
-def join(
-    view: memoryview,
-    run: Sequence[BatchHeader],
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
-    *,
-    transactional: bool = False,
-) -> bytes:
-    """Make whole batches of one codec, behind each other, into one, ready for Produce.
+def join(view: memoryview, run: Sequence[BatchHeader]) -> bytes:
+    """Make whole batches of one codec, behind each other, into one without a producer.
 
     Only a record's length, timestamp delta and offset delta are written anew; key, value and headers are moved as
     one slice.
@@ -270,10 +262,6 @@ def join(
         base_timestamp=first_timestamp,
         max_timestamp=max_timestamp,
         codec=codec,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        transactional=transactional,
     )
 
 
@@ -321,9 +309,9 @@ def seal(
     base_timestamp: int,
     max_timestamp: int,
     codec: int,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
+    producer_id: int = NO_PRODUCER,
+    producer_epoch: int = NO_PRODUCER,
+    base_sequence: int = NO_PRODUCER,
     transactional: bool = False,
 ) -> bytes:
     """Put a batch header in front of encoded (and compressed) records."""

@@ -93,6 +93,7 @@ class DestinationAppender:
     def ready(self, copier: Copier) -> None:
         """Note that a copier has a batch at its head."""
         self._ready[copier] = None
+        self._rhythm.data_waits = True
         self._schedule()
 
     def remove(self, copier: Copier) -> None:
@@ -130,6 +131,7 @@ class DestinationAppender:
         self._scheduled = None
         try:
             self._drain()
+            self._rhythm.data_waits = bool(self._ready)
         except Exception as error:
             # a bug must end in FAILED partitions with its name, not in ones that hang
             log.exception("appender of destination broker %d", self.node_id)

@@ -233,18 +233,14 @@ class Copier:
             self.queued_bytes -= entry.step.size
         return entry
 
-    def stamp(self, step: Append) -> "memoryview | bytes":
+    def stamp(self, step: Append) -> memoryview:
         """Bytes of a step under the identity it belongs to, whose sequence moves on."""
         sequence = self.aborting if step.aborted else self.plain
         assert sequence is not None  # noqa: S101 - can_append saw the open transaction
         base = sequence.next
         sequence.next = batches.next_sequence(base, step.count)
         identity = (sequence.producer_id, sequence.producer_epoch, base)
-        if step.view is not None and len(step.headers) == 1:
-            return batches.stamp(step.view, step.headers[0], *identity, transactional=step.aborted)
-        if step.view is not None and step.headers:
-            return batches.join(step.view, step.headers, *identity, transactional=step.aborted)
-        return batches.encode_batch(step.records, *identity, codec=step.codec, transactional=step.aborted)
+        return batches.stamp(step.view, step.header, *identity, transactional=step.aborted)
 
     def drop_queue(self) -> None:
         """Throw away what was planned and not sent."""

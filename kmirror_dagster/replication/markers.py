@@ -144,7 +144,7 @@ class MarkerWriter:
         """Send behind the callbacks of this moment, or when the requests that are out are answered."""
         if lane.timer is None:
             loop = asyncio.get_running_loop()
-            hold = self._rhythm_of(node_id).hold_s()
+            hold = self._rhythm_of(node_id).hold_s(control=True)
             lane.timer = (
                 loop.call_later(hold, self._due, node_id, lane)
                 if hold > 0

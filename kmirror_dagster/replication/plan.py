@@ -20,6 +20,8 @@ from kmirror_dagster.errors import UnsupportedDataError
 # A batch up to this size costs more to send alone than to join with its neighbours: one partition's batches go
 # one per request (see appender.py).
 _SMALL_BYTES = 4 * 1024
+_FEW_BYTES = 32 * 1024
+_FEW_RECORDS = 32
 # Joined batches stay far below the smallest usual max.message.bytes (1 MB).
 JOINED_BYTES = 256 * 1024
 _JOINED_BATCHES = 4_096
@@ -46,7 +48,7 @@ class Limits:
 
     def after_refusal(self, step: "Append") -> "Limits":
         """Smaller ones, after a batch of more than one record was too large."""
-        if len(step.headers) > 1:
+        if step.joined > 1:
             # the topic allows less than joined batches usually have: join less, down to not at all
             return replace(self, joined_bytes=step.size // 4 if step.size > _SMALL_BYTES else 0)
         return replace(self, records=max(step.count // 4, 1), records_before=step.end)
@@ -54,35 +56,31 @@ class Limits:
 
 @dataclass(slots=True)
 class Append:
-    """Records for offsets `start` to `end` (exclusive).
-
-    Either `view` and `headers` (fetched batches: one is passed through, several are joined) or `records` (to be
-    encoded again) is set.
+    """One batch for offsets `start` to `end` (exclusive): as fetched, or made anew; it lacks only its producer.
 
     Attributes:
+        aborted: whether its records are to be appended as aborted ones.
+        leader_epoch: the source's leader epoch that it was written under.
+        view: what `header` lies in.
+        joined: fetched batches it was made of; 0: of records of one that could not be passed on.
         count: number of records.
-        size: bytes, as fetched.
+        size: bytes.
     """
 
     start: int
     end: int
     aborted: bool
     leader_epoch: int
-    timestamp: int
-    view: memoryview | None = None
-    headers: Sequence[BatchHeader] = ()
-    records: Sequence[RawRecord] = ()
-    codec: int = 0
+    view: memoryview
+    header: BatchHeader
+    joined: int = 1
     count: int = field(init=False)
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Looked at several times each: reckoned once."""
         self.count = self.end - self.start
-        if self.headers:
-            self.size = self.headers[-1].end - self.headers[0].start
-        else:
-            self.size = sum(len(record.payload) + 16 for record in self.records)
+        self.size = self.header.end - self.header.start
 
 
 @dataclass(slots=True, frozen=True)
@@ -151,20 +149,16 @@ class _Run:
 
     def end(self) -> Append:
         """The step of what has joined; the run is empty then."""
-        first, last = self.headers[0], self.headers[-1]
-        step = Append(
-            first.base_offset,
-            last.next_offset,
-            self.aborted,
-            last.leader_epoch,
-            last.max_timestamp,
-            view=self.view,
-            headers=self.headers,
-            codec=self.codec,
-        )
+        found, first, last = self.headers, self.headers[0], self.headers[-1]
         self.headers = []
         self.size = 0
-        return step
+        if len(found) == 1:
+            return _alone(self.view, first, self.aborted)
+        # done here rather than when it is sent: there is time for it while answers are waited for
+        joined = batches.join(self.view, found)
+        return _made(
+            joined, first.base_offset, last.next_offset, self.aborted, last.leader_epoch, joined=len(found)
+        )
 
 
 def plan(
@@ -204,7 +198,8 @@ def plan(
                 if run.headers and not run.takes(header, is_aborted, size):
                     yield run.end()
                 cursor += header.record_count
-                if size > _SMALL_BYTES and not run.headers:
+                small = _is_small(header, size)
+                if not small and not run.headers:
                     # goes alone, and is checked by the destination: see batches.stamp
                     yield _alone(view, header, is_aborted)
                     continue
@@ -212,7 +207,7 @@ def plan(
                 run.headers.append(header)
                 run.size += size
                 run.aborted, run.codec = is_aborted, header.attributes & batches.COMPRESSION_MASK
-                if size > _SMALL_BYTES:
+                if not small:
                     yield run.end()
                 continue
             _check(view, header)
@@ -231,17 +226,21 @@ def plan(
         yield run.end()
 
 
+def _is_small(header: BatchHeader, size: int) -> bool:
+    """Whether joining a batch with its neighbours costs less than sending it alone."""
+    if size <= _SMALL_BYTES:
+        return True
+    # nothing to decompress, few records to write anew
+    return size <= _FEW_BYTES and header.record_count <= _FEW_RECORDS and not header.codec
+
+
 def _alone(view: memoryview, header: BatchHeader, aborted: bool) -> Append:
-    return Append(
-        header.base_offset,
-        header.next_offset,
-        aborted,
-        header.leader_epoch,
-        header.max_timestamp,
-        view=view,
-        headers=(header,),
-        codec=header.attributes & batches.COMPRESSION_MASK,
-    )
+    return Append(header.base_offset, header.next_offset, aborted, header.leader_epoch, view, header)
+
+
+def _made(data: bytes, start: int, end: int, aborted: bool, leader_epoch: int, *, joined: int) -> Append:
+    view = memoryview(bytearray(data))
+    return Append(start, end, aborted, leader_epoch, view, next(batches.headers(view)), joined)
 
 
 def _check(view: memoryview, header: BatchHeader) -> None:
@@ -276,15 +275,8 @@ def _recoded(
     most = batches.MAX_SEQUENCE if limits.allows(header) else limits.records
 
     def flush() -> Append:
-        return Append(
-            run[0].offset,
-            run[-1].offset + 1,
-            aborted,
-            header.leader_epoch,
-            max(record.timestamp for record in run),
-            records=tuple(run),
-            codec=header.codec,
-        )
+        data = batches.encode_batch(run, codec=header.codec)
+        return _made(data, run[0].offset, run[-1].offset + 1, aborted, header.leader_epoch, joined=0)
 
     for record in batches.decode_records(view, header):
         if record.offset < cursor:

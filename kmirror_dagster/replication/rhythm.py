@@ -1,8 +1,9 @@
 """When to send little: together with what else gets ready in the same moment.
 
 A broker, and this node, spend as much on a request with one small batch as on one with a hundred. So while a request
-is out, little waits for its answer, which sets other partitions free, for at most two milliseconds. Partitions that
-take turns between data and control records (many small transactions) so keep step with each other.
+is out, little waits for its answer, which sets other partitions free, for at most two milliseconds; control records
+wait for data that is about to go as well. Partitions that take turns between data and control records (many small
+transactions) so keep step with each other.
 """
 
 import time
@@ -14,9 +15,14 @@ _HOLD_S = 0.002
 
 
 class Rhythm:
-    """Requests of all kinds that are out to one broker of one mirror."""
+    """Requests of all kinds that are out to one broker of one mirror.
+
+    Attributes:
+        data_waits: whether data is ready to go; the appender keeps it up to date.
+    """
 
     def __init__(self) -> None:
+        self.data_waits = False
         self._out = 0
         self._last_sent = 0.0
         self._listeners: list[Callable[[], None]] = []
@@ -25,9 +31,10 @@ class Rhythm:
         """Call `listener` after each answer."""
         self._listeners.append(listener)
 
-    def hold_s(self) -> float:
-        """Seconds that little should wait at most; 0 or less: send now."""
-        return self._last_sent + _HOLD_S - time.monotonic() if self._out else 0.0
+    def hold_s(self, *, control: bool = False) -> float:
+        """Seconds that little data, or control records, should wait at most; 0 or less: send now."""
+        waits = self._out or (control and self.data_waits)
+        return self._last_sent + _HOLD_S - time.monotonic() if waits else 0.0
 
     def sent(self) -> None:
         """Note a request."""

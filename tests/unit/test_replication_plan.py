@@ -101,6 +101,7 @@ def aborted_list(log: list[Built]) -> list[AbortedTransaction]:
 def test_every_offset_is_planned_once_and_as_what_it_is(log: list[Built], data: st.DataObject) -> None:
     """Steps follow each other without gap from the cursor to the end; records, markers and holes keep their offsets."""
     view = memoryview(bytearray(b"".join(batch.bytes() for batch in log)))
+    source = contents(view)
     end = log[-1].last + 1
     cursor = data.draw(st.integers(max(0, log[0].base - 3), end - 1))
     # a real answer begins with the batch that holds the cursor
@@ -116,10 +117,7 @@ def test_every_offset_is_planned_once_and_as_what_it_is(log: list[Built], data: 
         elif isinstance(step, Append):
             for offset in range(step.start, step.end):
                 records[offset] = step.aborted
-            if step.headers:
-                assert_same_records(view, step)
-            if step.records:
-                assert [r.offset for r in step.records] == list(range(step.start, step.end))
+            assert_same_records(source, step)
         else:
             assert isinstance(step, Hole)
     assert position == end
@@ -134,16 +132,26 @@ def test_every_offset_is_planned_once_and_as_what_it_is(log: list[Built], data: 
     assert markers == {batch.base for batch in log if batch.kind == "marker" and batch.base >= cursor}
 
 
-def assert_same_records(view: memoryview, step: Append) -> None:
-    """Batches joined into one hold the same records, and nothing of their codec or time is lost."""
-    data = batches.join(view, step.headers, 1, 0, 0)
-    (joined,) = batches.headers(memoryview(data))
-    assert batches.is_intact(memoryview(data), joined)
-    theirs = [r for header in step.headers for r in batches.decode_records(view, header)]
-    ours = batches.decode_records(memoryview(data), joined)
-    assert [r.offset + step.start for r in ours] == [r.offset for r in theirs]
-    assert [r[1:] for r in ours] == [r[1:] for r in theirs]
-    assert joined.max_timestamp == max(r.timestamp for r in theirs)
+def contents(view: memoryview) -> dict[int, RawRecord]:
+    """All data records by their offsets."""
+    return {
+        record.offset: record
+        for header in batches.headers(view)
+        if not header.is_control
+        for record in batches.decode_records(view, header)
+    }
+
+
+def assert_same_records(source: dict[int, RawRecord], step: Append) -> None:
+    """What is sent holds the source's records of just those offsets, as passed on, joined or cut."""
+    data = batches.stamp(step.view, step.header, 1, 0, 0, transactional=step.aborted)
+    (sent,) = batches.headers(data)
+    assert batches.is_intact(data, sent)
+    records = batches.decode_records(data, sent)
+    found = [record._replace(offset=record.offset + step.start) for record in records]
+    assert found == [source[offset] for offset in range(step.start, step.end)]
+    assert sent.max_timestamp == max(record.timestamp for record in records)
+    assert not sent.attributes & batches.LOG_APPEND_TIME
 
 
 def test_append_time_becomes_the_records_time() -> None:
@@ -151,7 +159,7 @@ def test_append_time_becomes_the_records_time() -> None:
     view = memoryview(bytearray(Built(10, 12, (10, 11, 12), append_time=True).bytes()))
     (step,) = plan(view, 10, ())
     assert isinstance(step, Append)
-    assert {record.timestamp for record in step.records} == {112}
+    assert {each.timestamp for each in batches.decode_records(step.view, step.header)} == {112}
 
 
 def test_a_damaged_batch_ends_the_plan_behind_what_is_good() -> None:
@@ -168,6 +176,6 @@ def test_a_batch_that_was_too_large_is_cut() -> None:
     """Refused for its size, a batch of many records is planned as several; what comes behind it is not."""
     built = [Built(0, 39, tuple(range(40))), Built(40, 79, tuple(range(40, 80)))]
     view = memoryview(bytearray(b"".join(each.bytes() for each in built)))
-    refused = Append(0, 40, False, 0, 0, view=view, headers=[next(batches.headers(view))])
+    refused = Append(0, 40, False, 0, view, next(batches.headers(view)))
     steps = list(plan(view, 0, [], NO_LIMITS.after_refusal(refused)))
     assert [(step.start, step.end) for step in steps] == [(0, 10), (10, 20), (20, 30), (30, 40), (40, 80)]
