@@ -22,7 +22,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"{', '.join(FULL)}; default: all")
     parser.add_argument("--quick", action="store_true", help="fewer records")
     parser.add_argument("--records", type=int, help="so many records: to try the benchmark itself")
-    parser.add_argument("--turns", type=int, default=2, help="rounds of each tool and workload (2)")
+    parser.add_argument("--turns", type=int, default=3, help="measured rounds of each tool and workload (3)")
     parser.add_argument("--only", choices=list(_TOOLS), help="run one tool; no ratios then")
     parser.add_argument("--home", type=Path, help="keep clusters and source data here for the next run")
     parser.add_argument(

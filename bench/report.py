@@ -53,8 +53,8 @@ used (`foreign_cpu`); when that is more than a tenth, repeat the run. Ctrl-C end
 ## What is compared
 
 Source and destination are two clusters of one broker each on one machine. kmirror and MirrorMaker 2 mirror the same
-topic of 8 partitions in turn, A B A B, each time onto an emptied destination, after the disk has become quiet. The
-figures are medians over the turns.
+topic of 8 partitions in turn, A B A B, each time onto an emptied destination, after the disk has become quiet. One turn
+goes ahead and does not count: brokers are slower until they have compiled what they do. The figures are medians.
 
 - **kmirror** is a node started as users start it, with one mirror; all settings are the defaults, the same for every
   workload.
