@@ -273,33 +273,42 @@ def _rebase(
     parts: "list[bytes | memoryview]",
 ) -> None:
     """Append records with their deltas shifted."""
+    short, many = _SHORT_VARINTS, len(_SHORT_VARINTS)
     position = 0
     try:
         for _ in range(count):
+            # varints of one or two bytes are read here: this is most of the work of mirroring tiny batches
             length = data[position]
-            position += 1
             if length < 0x80:
                 length >>= 1
+                position += 1
+            elif data[position + 1] < 0x80:
+                length = (length & 0x7F | data[position + 1] << 7) >> 1
+                position += 2
             else:
-                length, position = read_varint(data, position - 1)
+                length, position = read_varint(data, position)
             end = position + length
-            # one attributes byte in front, unused; first records of a batch have one-byte deltas of 0
-            if data[position + 1] == 0 and data[position + 2] == 0:
-                timestamp_delta, offset_delta, at = timestamp_shift, offset_shift, position + 3
+            # one attributes byte in front, unused
+            first, second = data[position + 1], data[position + 2]
+            if first < 0x80 and second < 0x80:
+                timestamp_delta = ((first >> 1) ^ -(first & 1)) + timestamp_shift
+                offset_delta = (second >> 1) + offset_shift
+                at = position + 3
             else:
                 timestamp_delta, at = read_varint(data, position + 1)
                 offset_delta, at = read_varint(data, at)
                 timestamp_delta += timestamp_shift
                 offset_delta += offset_shift
-            head = b"\0" + _varint(timestamp_delta) + _varint(offset_delta)
-            parts += (_varint(len(head) + end - at) + head, data[at:end])
+            time_part = (
+                short[timestamp_delta] if 0 <= timestamp_delta < many else write_varint(timestamp_delta)
+            )
+            offset_part = short[offset_delta] if offset_delta < many else write_varint(offset_delta)
+            size = 1 + len(time_part) + len(offset_part) + end - at
+            size_part = short[size] if size < many else write_varint(size)
+            parts += (size_part + b"\0" + time_part + offset_part, data[at:end])
             position = end
     except IndexError as error:
         raise UnsupportedDataError("a batch ends inside a record") from error
-
-
-def _varint(value: int) -> bytes:
-    return _SHORT_VARINTS[value] if 0 <= value < len(_SHORT_VARINTS) else write_varint(value)
 
 
 def seal(
