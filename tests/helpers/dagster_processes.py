@@ -29,7 +29,7 @@ class DagsterProcesses:
 
     Args:
         home: directory for Dagster's home, the location file and the log.
-        location: text of the code location.
+        location: text of the code location; none for a project of `dg`.
         environ: variables added to this process's.
     """
 
@@ -38,7 +38,9 @@ class DagsterProcesses:
         self.log = home / "dagster.log"
         home.mkdir(parents=True, exist_ok=True)
         write_dagster_yaml(home)
-        (home / LOCATION).write_text(location)
+        self.location = LOCATION
+        if location:
+            (home / LOCATION).write_text(location)
         self._environ = {**os.environ, "DAGSTER_HOME": str(home), **(environ or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
@@ -61,8 +63,8 @@ class DagsterProcesses:
     def _launch_processes(self, port: int) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "dagster", "dev", "-f", LOCATION, "-h", "127.0.0.1", "-p", str(port)],
-                cwd=self.home,
+                self._command(port),
+                cwd=self._directory,
                 env=self._environ,
                 stdout=log,
                 stderr=log,
@@ -70,6 +72,13 @@ class DagsterProcesses:
                 # a shell's "&" leaves both ignored, and Dagster's processes then never end
                 preexec_fn=_default_signals,
             )
+
+    @property
+    def _directory(self) -> Path:
+        return self.home
+
+    def _command(self, port: int) -> list[str]:
+        return [sys.executable, "-m", "dagster", "dev", "-f", LOCATION, "-h", "127.0.0.1", "-p", str(port)]
 
     def stop(self, wait_s: float = 30.0) -> None:
         """End everything in order; what is left after `wait_s` is killed."""
@@ -127,7 +136,10 @@ class DagsterProcesses:
 
     def query(self, text: str, **variables: Any) -> dict[str, Any]:
         """Answer of a query or mutation."""
-        body = {"query": text, "variables": {"location": LOCATION, "repository": REPOSITORY, **variables}}
+        body = {
+            "query": text,
+            "variables": {"location": self.location, "repository": REPOSITORY, **variables},
+        }
         answer = httpx.post(f"{self.url}/graphql", json=body, timeout=30)
         document = answer.json()
         assert answer.is_success and not document.get("errors"), document
@@ -170,6 +182,11 @@ class DagsterProcesses:
         )
         return {each["name"]: each["sensorState"]["status"] for each in answer["sensorsOrError"]["results"]}
 
+    def assets(self) -> set[tuple[str, ...]]:
+        """Keys of all assets."""
+        answer = self.query("{ assetNodes { assetKey { path } } }")
+        return {tuple(node["assetKey"]["path"]) for node in answer["assetNodes"]}
+
     def partition_keys(self, *asset: str) -> list[str]:
         """Keys of an asset's partitions."""
         answer = self.query(
@@ -197,6 +214,14 @@ class DagsterProcesses:
     def launch(self, job: str, config: dict[str, Any] | None = None, **tags: str) -> str:
         """Launch a job; id of its run."""
         return self._launch({"pipelineName": job}, config or {}, tags)
+
+    def terminate(self, run_id: str) -> None:
+        """Terminate a run, as the button does."""
+        answer = self.query(
+            "mutation ($id: String!) { terminateRun(runId: $id, terminatePolicy: SAFE_TERMINATE) { __typename } }",
+            id=run_id,
+        )
+        assert answer["terminateRun"]["__typename"] == "TerminateRunSuccess", answer
 
     def materialize(self, asset: tuple[str, ...], partition: str) -> str:
         """Launch a run that materializes one partition; id of the run."""
@@ -248,7 +273,7 @@ class DagsterProcesses:
         return self.run(run_id)["status"]
 
     def _launch(self, selector: dict[str, Any], config: dict[str, Any], tags: Mapping[str, str]) -> str:
-        where = {"repositoryLocationName": LOCATION, "repositoryName": REPOSITORY}
+        where = {"repositoryLocationName": self.location, "repositoryName": REPOSITORY}
         answer = self.query(
             "mutation ($params: ExecutionParams!) { launchPipelineExecution(executionParams: $params)"
             " { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }",
@@ -260,6 +285,28 @@ class DagsterProcesses:
         )["launchPipelineExecution"]
         assert answer["__typename"] == "LaunchRunSuccess", answer
         return answer["run"]["runId"]
+
+
+class DgProject(DagsterProcesses):
+    """`dg dev` of a project, by the `dg` of another environment than the tests' own.
+
+    Args:
+        home: directory for Dagster's home and the log.
+        project: directory of the project.
+        dg: path of the command.
+    """
+
+    def __init__(self, home: Path, project: Path, dg: Path, environ: Mapping[str, str]) -> None:
+        super().__init__(home, "", environ)
+        self.location = project.name
+        self._project, self._dg = project, dg
+
+    @property
+    def _directory(self) -> Path:
+        return self._project
+
+    def _command(self, port: int) -> list[str]:
+        return [str(self._dg), "dev", "--host", "127.0.0.1", "--port", str(port)]
 
 
 def _default_signals() -> None:

@@ -125,6 +125,25 @@ def test_reconcile_logs_what_is_missing(made: Ticker, node: FakeNode) -> None:
     assert observed.count("b/0") == 1
 
 
+@pytest.mark.parametrize("batches", [True, False])
+def test_reconciled_states_link_to_their_run(
+    made: Ticker, node: FakeNode, monkeypatch: pytest.MonkeyPatch, batches: bool
+) -> None:
+    """Each state that a run logs is an event of that run, also with a Dagster that has no batches."""
+    if not batches:
+        monkeypatch.setattr("kmirror_dagster.orchestration.event_batches._entry_maker", lambda _: None)
+    node.set_state("b", 0, MirrorState.FAILED, error="x")
+    result = made.run("kmirror_reconcile")
+    reached = made.instance.fetch_materializations(KEY, limit=10).records
+    observed = made.instance.fetch_observations(KEY, limit=10).records
+    assert {(record.partition_key, record.run_id) for record in reached} == {
+        ("a/0", result.run_id),
+        ("a/1", result.run_id),
+    }
+    assert {record.partition_key for record in observed} == {"b/0", None}
+    assert {record.run_id for record in observed} == {result.run_id}
+
+
 def test_full_refresh_reports_errors(made: Ticker, node: FakeNode) -> None:
     """A full refresh that could not reach the source fails, after the event log was brought up to date."""
     node.source_ok = False

@@ -7,10 +7,12 @@ import pytest
 
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.orchestration import KMirrorResource, MirrorTarget, build_mirror_definitions
-from kmirror_dagster.orchestration.job_parts import MIRROR_TAG
 from kmirror_dagster.settings import PolicySettings
 from tests.helpers.dagster_ticks import Tick, Ticker, failure_text, ticker
+from tests.helpers.documents import DOCS, blocks
 from tests.helpers.fake_node import FakeNode, fake_resource
+
+PAGE = DOCS / "howto" / "automate.md"
 
 MIRROR = dg.AssetKey(["kafka_mirror", "orders"])
 TOPIC = dg.AssetKey(["kafka_topic", "orders", "a"])
@@ -136,17 +138,22 @@ def test_too_many_topics_are_refused() -> None:
 # --- examples of automation
 
 
+def example(mark: str, names: dict[str, str], **given: object) -> dict[str, object]:
+    """What an example of the documentation defines, with this test's names in it."""
+    (code,) = [each.text for each in blocks("python") if each.page == PAGE and mark in each.text]
+    for shown, ours in names.items():
+        code = code.replace(shown, ours)
+    scope = dict(given)
+    exec(code, scope)
+    return scope
+
+
 @pytest.mark.filterwarnings("ignore:.* is currently in beta")
 def test_reader_runs_when_its_topic_is_mirrored_and_fresh(made: Ticker, node: FakeNode, clock: Clock) -> None:
     """Example: a reader's asset with a condition runs after new records, and not while the check fails."""
 
-    @dg.asset(
-        deps=[TOPIC],
-        automation_condition=dg.AutomationCondition.any_deps_updated()
-        & dg.AutomationCondition.all_deps_blocking_checks_passed(),
-    )
-    def report() -> None: ...
-
+    report = example("def report", {'"shop", "orders"': '"orders", "a"'})["report"]
+    assert isinstance(report, dg.AssetsDefinition)
     defs = dg.Definitions.merge(made.defs, dg.Definitions(assets=[report]))
     cursor = None
 
@@ -175,14 +182,8 @@ def test_alert_on_failed_runs_of_a_mirror(made: Ticker, node: FakeNode) -> None:
     """Example: a run-status sensor sends one message for a failed run of a mirror, with the mirror's name."""
     sent: list[str] = []
 
-    @dg.run_failure_sensor(name="kmirror_alerts")
-    def alerts(context: dg.RunFailureSensorContext) -> dg.SkipReason | None:
-        mirror = context.dagster_run.tags.get(MIRROR_TAG)
-        if mirror is None:
-            return dg.SkipReason("not a run of a mirror")
-        sent.append(f"{context.dagster_run.job_name} of {mirror}: {context.failure_event.message}")
-        return None
-
+    alerts = example("def kmirror_alerts", {}, send=sent.append)["kmirror_alerts"]
+    assert isinstance(alerts, dg.SensorDefinition)
     node.settles = False
     result = made.run("kmirror_pause", {"wait_seconds": 0.1})
     assert "are not PAUSED yet" in failure_text(result)
