@@ -398,6 +398,29 @@ def test_ticks_end_when_the_port_never_answers(monkeypatch: pytest.MonkeyPatch) 
             assert tick.runs == []
 
 
+@pytest.mark.case("C36")
+def test_silent_source_is_told_and_holds_nobody_up() -> None:
+    """A source that accepts and never answers: every tick ends, the failover is decided on what was seen, once."""
+    node = FakeNode(topics={"a": 500})
+    node.source_ok = False
+    node.refreshed(reachable=False)
+    node.set_all(MirrorState.MIRRORING, lag_seconds=20.0, lag_records=9)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node.bootstrap = f"127.0.0.1:{server.getsockname()[1]}"
+        ticks = tick_all(fake_resource(node))
+    assert max(seconds for seconds, _ in ticks.values()) < 10
+    (run,) = ticks["orders_failover"][1].runs  # no run had to fail for it
+    assert run.job_name == "kmirror_failover"
+    assert len(ticks["orders_states"][1].events) == MAX_EVENTS
+    assert "500 partitions, 500 MIRRORING" in (ticks["orders_refresh"][1].seen or "")
+    assert checks(ticks["orders_refresh"][1])["node_alive"]
+    with dg.DagsterInstance.ephemeral() as instance:
+        made = ticker(instance, fake_resource(node))
+        told = [checks(made.tick("orders_refresh")) for _ in range(6)]
+    red = [name for tick in told for name, passed in tick.items() if not passed]
+    assert red == ["refresh_fresh"]
+
+
 def test_no_node_named(instance: dg.DagsterInstance, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Where no node runs the tick names the remedy."""
     state_dir = tmp_path_factory.mktemp("state") / "none"
