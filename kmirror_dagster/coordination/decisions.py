@@ -45,6 +45,11 @@ class Act:
 
 
 @dataclass(frozen=True)
+class Halt:
+    """Stop copying: somebody else stored a state in which nothing is copied."""
+
+
+@dataclass(frozen=True)
 class AwaitRetry:
     """FAILED: retry when its time has come."""
 
@@ -54,7 +59,9 @@ class Forget:
     """Its mirror or topic is gone: stop copying and delete its records."""
 
 
-Decision: TypeAlias = Go | Fail | Assert | Act | AwaitRetry | Forget | None
+Decision: TypeAlias = Go | Fail | Assert | Act | Halt | AwaitRetry | Forget | None
+
+_AT_REST = frozenset({MirrorState.PAUSED, MirrorState.STOPPED, MirrorState.FAILED})
 
 
 def decide(
@@ -77,6 +84,8 @@ def decide(
     if topic is None:
         return Forget() if record is not None else None
     state = record.state if record else None
+    if running and state in _AT_REST:
+        return Halt()
     target = next_state(state, topic.desired, previous=record.previous_state if record else None)
     if topic.error is not None and topic.desired is not DesiredState.STOPPED:
         if record is not None and _fails_with_topic(record):

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from kmirror_dagster.coordination.ports import AppendLog
 from kmirror_dagster.coordination.shard import Shard
-from kmirror_dagster.coordination.view import Entry, StateView
+from kmirror_dagster.coordination.view import Change, Entry, StateView
 from kmirror_dagster.errors import DeadlineError, FencedError, KmirrorError, NotLeaderError
 from kmirror_dagster.records import LeaderRecord, decode_key
 
@@ -71,6 +71,7 @@ class Leadership:
         self._endings: dict[int, asyncio.Future[None]] = {}
         self._take_overs = asyncio.Semaphore(_CONCURRENT_TAKE_OVERS)
         self.take_overs_total = 0
+        view.subscribe(self._changed)
 
     @property
     def shards(self) -> Mapping[int, Shard]:
@@ -138,9 +139,11 @@ class Leadership:
         if ending is not None:
             await asyncio.shield(ending)
         delay = _RETRY_INITIAL_S
-        while True:
+        # Cancelling is not enough: before Python 3.12 a wait with a time limit that ends at the same moment passes the
+        # cancellation over, and whoever gives this partition up would wait for ever.
+        while self._is_held(partition):
             broken: asyncio.Future[KmirrorError] = loop.create_future()
-            began = loop.time()
+            began, deposed = loop.time(), False
             try:
                 async with self._take_overs:
                     shard = await self._take_over(partition, broken)
@@ -153,6 +156,8 @@ class Leadership:
                 # a partition that nobody leads stands still: whatever it was, try again
                 logger.exception("taking over coordinator partition %d failed", partition)
             else:
+                if not self._is_held(partition):
+                    return
                 self._shards[partition] = shard
                 self.take_overs_total += 1
                 logger.info(
@@ -162,18 +167,42 @@ class Leadership:
                     loop.time() - began,
                 )
                 self._on_gained(partition)
-                await self._until_broken(partition, broken)
+                deposed = await self._until_broken(partition, broken)
             if loop.time() - began > _SETTLED_S:
                 delay = _RETRY_INITIAL_S
+            if deposed:
+                # the group will tell soon whose it is; taking it back at once would only fence the successor
+                delay = _RETRY_CAP_S
             await asyncio.sleep(self._rng.uniform(delay / 2, delay))
             delay = min(delay * 2, _RETRY_CAP_S)
 
-    async def _until_broken(self, partition: int, broken: "asyncio.Future[KmirrorError]") -> None:
+    def _changed(self, changes: Sequence[Change]) -> None:
+        """Learn from the state topic of a successor, before the first refused append tells so."""
+        for change in changes:
+            record = change.after
+            if not isinstance(record, LeaderRecord):
+                continue
+            shard = self._shards.get(record.coordinator_partition)
+            if shard is not None and record.epoch > shard.epoch:
+                shard.depose(
+                    FencedError(
+                        f"coordinator partition {record.coordinator_partition} was taken over by node {record.node_id}"
+                    )
+                )
+
+    def _is_held(self, partition: int) -> bool:
+        """Whether the running task is the one that holds a partition; not when it was given up meanwhile."""
+        return self._holders.get(partition) is asyncio.current_task()
+
+    async def _until_broken(self, partition: int, broken: "asyncio.Future[KmirrorError]") -> bool:
+        """Serve until the lead is lost; whether that is to somebody else."""
         error = await asyncio.shield(broken)
-        if isinstance(error, FencedError):
+        deposed = isinstance(error, FencedError)
+        if deposed:
             # somebody else may be at work already; otherwise copying goes on, safe by its own fencing
             await self._on_losing(frozenset({partition}))
         self._shards.pop(partition, None)
+        return deposed
 
     async def _take_over(self, partition: int, broken: "asyncio.Future[KmirrorError]") -> Shard:
         await self._log.acquire(partition)

@@ -13,6 +13,7 @@ from kmirror_dagster.coordination.decisions import (
     Fail,
     Forget,
     Go,
+    Halt,
     decide,
 )
 from kmirror_dagster.coordination.keys import PartitionKey
@@ -270,7 +271,7 @@ class PartitionCoordinator:
         if (
             record is None
             or record.state is not MirrorState.FAILED
-            or isinstance(decision, (Go, Fail, Forget))
+            or isinstance(decision, (Go, Fail, Forget, Halt))
         ):
             return decision
         topic = self._view.topic(name)
@@ -320,6 +321,8 @@ class PartitionCoordinator:
                 await self._work.end(name, live, shard, state)
             case Act():
                 await self._work.copy(name, live, shard)
+            case Halt():
+                await self._work.halt(name, live)
             case Forget():
                 await self._work.forget(name, live, shard)
             case _:

@@ -162,6 +162,12 @@ class Shard:
         for item in waiting:
             _fail(item, error)
 
+    def depose(self, error: KmirrorError) -> None:
+        """End the authority because somebody else has it; leadership hears of it. Harmless when closed."""
+        if self._closed is None:
+            self.close(error)
+            self._on_broken(self, error)
+
     async def drained(self) -> None:
         """Wait for an append under way. Callers bound the wait."""
         if self._flusher is not None:
@@ -281,9 +287,7 @@ class Shard:
         log("append to coordinator partition %d failed: %s", self.partition, error)
         for item in batch:
             _fail(item, error)
-        if self._closed is None:
-            self.close(error)
-            self._on_broken(self, error)
+        self.depose(error)
 
 
 def _fail(item: _Waiting, error: KmirrorError) -> None:

@@ -122,10 +122,10 @@ class MemoryLog:
 
     async def append(self, partition: int, records: Sequence[tuple[bytes, bytes | None]]) -> int:
         topic = self._topic
-        await asyncio.sleep(0)
+        epoch = self._epochs.get(partition)
+        await self.pass_on()
         if topic.fail_before:
             raise topic.fail_before.pop(0)
-        epoch = self._epochs.get(partition)
         if epoch is None:
             raise NotLeaderError(f"{partition} is not acquired")
         if epoch < topic.appended_epochs.get(partition, 0):
@@ -141,6 +141,10 @@ class MemoryLog:
 
     async def release(self, partition: int) -> None:
         self._epochs.pop(partition, None)
+
+    async def pass_on(self) -> None:
+        """The way from the node to the broker."""
+        await asyncio.sleep(0)
 
 
 class MemoryLink:

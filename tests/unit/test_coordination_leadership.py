@@ -56,6 +56,27 @@ def test_take_over_reads_what_came_in_between() -> None:
     run(work)
 
 
+def test_take_over_that_ends_while_it_is_given_up_serves_nothing() -> None:
+    """What a take-over waits for arrives as it is cancelled: nothing is led, and giving up ends."""
+
+    async def work() -> None:
+        world = World()
+        async with MemoryNode(world, "n1") as node:
+            late = LeaderRecord(coordinator_partition=0, node_id="old", endpoint="x", epoch=9, since_ms=0)
+            world.topic.held_back = True
+            world.topic.put(0, late.key(), late.value())
+            node.leadership.assign([0])
+            await eventually(lambda: len(world.topic.logs[0]) == 2)
+            await eventually(lambda: node.view._waiters)
+            world.topic.held_back = False
+            world.topic.deliver()
+            await asyncio.wait_for(node.leadership.revoke([0]), 5)
+            assert node.leadership.shard(0) is None
+            assert not node.leadership.assigned
+
+    run(work)
+
+
 def test_crashed_node_is_taken_over_and_everything_is_copied_again() -> None:
     """After a crash the others assert the states under their epochs, align, and copy; no state changes."""
 
@@ -115,12 +136,30 @@ def test_deposed_leader_stops_its_work_and_writes_nothing() -> None:
         async with MemoryNode(world, "n1") as one, MemoryNode(world, "n2") as two:
             await one.lead()
             await mirrored(one, t=3)
+            world.topic.views.remove(one.view)
             await two.lead()  # the group moved everything, the first node has not heard of it
             await eventually(lambda: len(two.partitions.running()) == 3)
             for partition in range(3):
                 one.link().fail("t", partition, ReplicationError("fenced producer"))
             await eventually(lambda: not one.link().running)
             await asyncio.sleep(0.02)
+            assert two.states() == {S.MIRRORING}
+
+    run(work)
+
+
+def test_leader_that_reads_of_its_successor_stops_at_once() -> None:
+    """A successor's announcement ends the copies of whoever led before, and is not answered with another one."""
+
+    async def work() -> None:
+        world = World()
+        async with MemoryNode(world, "n1") as one, MemoryNode(world, "n2") as two:
+            await one.lead()
+            await mirrored(one, t=3)
+            await two.lead()
+            await eventually(lambda: not one.link().running)
+            await eventually(lambda: len(two.partitions.running()) == 3)
+            assert leaders(two) == {"n2"}
             assert two.states() == {S.MIRRORING}
 
     run(work)
