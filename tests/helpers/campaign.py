@@ -77,6 +77,7 @@ class Campaign:
         self._quarantine = home / "quarantine"
         self._producers: list[SteadyProducer] = []
         self._readers: dict[str, SteadyReader] = {}
+        self._healer: Future[None] | None = None
         name = unique_name("m")
         self.topics = {f"{name}.{number}": _PARTITIONS for number in range(_TOPICS)}
         self._name = name
@@ -246,6 +247,7 @@ class Campaign:
         with_one_thread = ThreadPoolExecutor(1, thread_name_prefix="fault")
         future = with_one_thread.submit(hold if at_once else work)
         with_one_thread.shutdown(wait=False)
+        self._healer = future
         return future
 
     def _command(self, side: Side, *arguments: str) -> int:
@@ -270,6 +272,8 @@ class Campaign:
                 )
             if done.returncode == 0:
                 return runs
+            if self._healer is not None and self._healer.done():
+                self._healer.result()  # what cannot be put right again is no fault of the command
             assert time.monotonic() < deadline, f"{arguments}: {said.read_text()[-3000:]}"
 
     # clients

@@ -11,6 +11,8 @@ from tests.helpers.namespaces import Link
 from tests.helpers.nodes import NodeProcess
 from tests.helpers.proxy import FaultProxy
 
+_START_S = 180.0
+
 
 @dataclass
 class Side:
@@ -64,7 +66,7 @@ class Fault:
 
 def _start(side: Side) -> None:
     if not side.cluster.is_alive():
-        side.cluster.start_broker(1)
+        side.cluster.start_broker(1, wait_s=_START_S)
 
 
 def _each(roles: Roles, act: Callable[[Side], None]) -> None:
@@ -93,7 +95,7 @@ def _speed_up(side: Side) -> None:
 def _make_room(side: Side) -> None:
     _disk(side).empty()
     side.cluster.kill_broker(1)  # it halts by itself, sooner or later
-    side.cluster.start_broker(1)
+    side.cluster.start_broker(1, wait_s=_START_S)
 
 
 NODE_KILLED = Fault(
