@@ -10,6 +10,7 @@ from collections.abc import Callable
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from kmirror_dagster.broker.clients import consumer
+from kmirror_dagster.broker.missing_rights import Right, rights_error
 from kmirror_dagster.settings import ClusterSettings
 
 logger = logging.getLogger(__name__)
@@ -105,10 +106,18 @@ class GroupMember:
                 message = client.poll(_POLL_S)
                 error = message.error() if message is not None else None
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
-                    logger.warning("group %s: %s", self._group_id, error.str())
+                    logger.warning("group %s: %s", self._group_id, self._reason(error))
                     self._stopping.wait(_ERROR_PAUSE_S)
         finally:
             client.close()
+
+    def _reason(self, error: KafkaError) -> str:
+        """Why the group cannot be joined; a missing right is named with the command that grants it."""
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return str(rights_error(Right("READ", "group"), self._group_id, self._settings))
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            return str(rights_error(Right("READ", "topic"), self._topic, self._settings))
+        return error.str()
 
     def _subscribe(self, client: Consumer) -> None:
         client.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)

@@ -85,8 +85,16 @@ def kafka_acls_line(
     return shlex.join(parts)
 
 
-def rights_error(right: Right, name: str, settings: ClusterSettings) -> AuthorizationError:
-    """Error for a missing right, naming principal, operation and resource, with the command that grants it."""
+def rights_error(right: Right, name: str, settings: ClusterSettings, *more: str) -> AuthorizationError:
+    """Error for a missing right, naming principal, operation and resource, with the command that grants it.
+
+    Args:
+        right: what is missing.
+        name: name of the resource; of no account for a cluster.
+        settings: cluster that was asked.
+        more: further operations that are missing on the same resource.
+    """
+    operations = [right.operation, *more]
     principal = principal_of(settings)
     target = "the cluster" if right.resource == "cluster" else f"{right.resource} {name}".strip()
     command = kafka_acls_line(
@@ -94,10 +102,10 @@ def rights_error(right: Right, name: str, settings: ClusterSettings) -> Authoriz
         bootstrap=settings.address,
         resource_type=right.resource,
         resource_name=name or "NAME",
-        operations=[right.operation],
+        operations=operations,
     )
     return AuthorizationError(
-        f"{principal} lacks {right.operation} on {target} at {settings.address}: grant it with {command}"
+        f"{principal} lacks {', '.join(operations)} on {target} at {settings.address}: grant it with {command}"
     )
 
 

@@ -3,11 +3,11 @@
 docs/security.md lists the same for people; the tests run a mirror with exactly these.
 """
 
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kmirror_dagster.broker.admin_types import Acl
+from kmirror_dagster.broker.missing_rights import kafka_acls_line
 from kmirror_dagster.metadata.acls import ALL, ALLOW, ANY_NAME, DENY, EVERYBODY, LITERAL
 from kmirror_dagster.records import STATE_TOPIC
 
@@ -91,6 +91,8 @@ def _source_needs(scope: Scope) -> Iterable[Need]:
         yield Need(SOURCE, "GROUP", group, "DESCRIBE", "read positions")
     if scope.acls:
         yield Need(SOURCE, "CLUSTER", "kafka-cluster", "DESCRIBE", "list ACLs")
+    if scope.quotas:
+        yield Need(SOURCE, "CLUSTER", "kafka-cluster", "DESCRIBE_CONFIGS", "list client quotas")
 
 
 def _destination_needs(scope: Scope) -> Iterable[Need]:
@@ -192,18 +194,14 @@ def kafka_acls_lines(missing: Iterable[Need], *, principal: str, bootstrap: str)
     for need in sorted(missing):
         key = (need.resource_type, need.resource_name, need.pattern_type)
         by_resource.setdefault(key, []).append(need.operation)
-    lines: list[str] = []
-    for (kind, name, pattern), wanted in by_resource.items():
-        parts = ["kafka-acls", "--bootstrap-server", bootstrap, "--add", "--allow-principal", principal]
-        for operation in wanted:
-            parts += ["--operation", _camel(operation)]
-        option = "--" + kind.lower().replace("_", "-")
-        parts += [option] if kind == "CLUSTER" else [option, name]
-        if pattern != LITERAL:
-            parts += ["--resource-pattern-type", pattern.lower()]
-        lines.append(shlex.join(parts))
-    return tuple(lines)
-
-
-def _camel(operation: str) -> str:
-    return "".join(part.capitalize() for part in operation.split("_"))
+    return tuple(
+        kafka_acls_line(
+            principal=principal,
+            bootstrap=bootstrap,
+            resource_type=kind,
+            resource_name=name,
+            operations=wanted,
+            prefixed=pattern != LITERAL,
+        )
+        for (kind, name, pattern), wanted in by_resource.items()
+    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kmirror_dagster.broker import codes, produce
 from kmirror_dagster.broker.connection import Connection, Frame
+from kmirror_dagster.broker.missing_rights import Right
 from kmirror_dagster.broker.produce import Append as ProduceAppend
 from kmirror_dagster.broker.produce import Appended
 from kmirror_dagster.broker.tasks import cancel_and_wait
@@ -36,9 +37,11 @@ _REFUSALS: dict[int, str] = {
     codes.CORRUPT_MESSAGE: "damaged at the source: its CRC-32C does not match",
     codes.INVALID_RECORD: "refused as invalid",
     codes.POLICY_VIOLATION: "refused by a policy of the destination",
-    codes.TOPIC_AUTHORIZATION_FAILED: "refused: the mirror's principal lacks WRITE on the topic",
-    codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "refused: the mirror's principal lacks WRITE on the transactional id",
-    codes.CLUSTER_AUTHORIZATION_FAILED: "refused: the mirror's principal lacks IDEMPOTENT_WRITE on the cluster",
+}
+_DENIALS: dict[int, Right] = {
+    codes.TOPIC_AUTHORIZATION_FAILED: Right("WRITE", "topic"),
+    codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Right("WRITE", "transactional-id"),
+    codes.CLUSTER_AUTHORIZATION_FAILED: Right("IDEMPOTENT_WRITE", "cluster"),
 }
 
 
@@ -159,7 +162,8 @@ class DestinationAppender:
         begun = False
         while self._ready and self._requests < MAX_IN_FLIGHT and not self._closed:
             if self._connection is None or not self._connection.alive:
-                if self._connecting is None:
+                # what is on its way over a connection whose session ends comes first
+                if self._connecting is None and not self._requests:
                     self._connecting = self._loop.create_task(self._connect())
                 return
             wait = 0.0 if begun else self._hold_s()
@@ -286,6 +290,8 @@ class DestinationAppender:
                 return
             elif answer is not None and answer.error_code in _REFUSALS:
                 self._on_refusal(copier, _refusal(copier, step, answer), answer.error_code)
+            elif answer is not None and answer.error_code in _DENIALS:
+                self._on_refusal(copier, self._denial(copier, answer.error_code), answer.error_code)
             else:
                 code = reason if answer is None else codes.error_name(answer.error_code)
                 if answer is not None and answer.error_code in codes.STALE_METADATA:
@@ -293,6 +299,13 @@ class DestinationAppender:
                 self._on_doubt(copier, code)
                 return
         self._on_progress(copier)
+
+    def _denial(self, copier: Copier, code: int) -> ReplicationError:
+        right, name = _DENIALS[code], copier.topic
+        if code == codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED and copier.transaction is not None:
+            name = copier.transaction.transactional_id
+        refused = self._cluster.refusal(code, "appending", right, name)
+        return ReplicationError(f"{copier.name}: {refused}")
 
     def _accept(self, copier: Copier, step: Append, answer: Appended, now: float) -> None:
         if answer.base_offset != step.start:

@@ -82,11 +82,12 @@ def test_commands_grant_what_is_missing_resource_by_resource() -> None:
 
 
 def test_client_quotas_need_a_right_where_there_are_any() -> None:
-    """ALTER_CONFIGS on the destination's cluster, which implies reading them; nothing at the source."""
+    """DESCRIBE_CONFIGS on the source's cluster, ALTER_CONFIGS, which implies it, on the destination's."""
     more = set(needs(Scope(frozenset({"t"}), quotas=True))) - set(needs(Scope(frozenset({"t"}))))
 
     assert {(each.side, each.resource_type, each.operation) for each in more} == {
-        (DESTINATION, "CLUSTER", "ALTER_CONFIGS")
+        (SOURCE, "CLUSTER", "DESCRIBE_CONFIGS"),
+        (DESTINATION, "CLUSTER", "ALTER_CONFIGS"),
     }
 
 
