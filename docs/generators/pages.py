@@ -6,6 +6,7 @@ from pathlib import Path
 from docs.generators import (
     api_page,
     commands_page,
+    component_page,
     dagster_page,
     errors_page,
     metrics_page,
@@ -19,6 +20,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "metrics.md": metrics_page.page,
     "reference/api.md": api_page.page,
     "reference/commands.md": commands_page.page,
+    "reference/component.md": component_page.page,
     "reference/dagster.md": dagster_page.page,
     "reference/errors.md": errors_page.page,
     "reference/settings.md": settings_page.page,

@@ -197,8 +197,12 @@ class KafkaMirrorComponent(dg.Component, dg.Resolvable, dg.Model):
     @classmethod
     def get_model_cls(cls) -> type[BaseModel] | None:
         """Model of the attributes; its schema is the one that `dg check yaml` uses."""
-        derived = super().get_model_cls()
-        return _precise(derived) if derived is not None else None
+        return _precise(cls.model())
+
+    @classmethod
+    def attributes_schema(cls) -> Schema:
+        """JSON schema of the attributes, with a description of each."""
+        return _precise(cls.model()).model_json_schema()
 
     def translator(self) -> KMirrorTranslator:
         """Maps mirrors to assets; override it to do in Python what `translation` does not reach."""

@@ -62,17 +62,19 @@ def _section(schema: Schema, definitions: Schema) -> Schema:
 
 def _setting(schema: Schema, definitions: Schema) -> Schema:
     kept = {key: schema[key] for key in _KEPT if key in schema}
-    if "$ref" in schema:
-        target = definitions[schema["$ref"].rpartition("/")[2]]
+    given = cast("list[Schema]", schema.get("anyOf") or [schema])
+    choices = [choice for choice in given if choice.get("type") != "null"]
+    optional = ["null"] if len(choices) < len(given) else []
+    reference = choices[0].get("$ref")
+    if reference:
+        target = definitions[reference.rpartition("/")[2]]
         if target.get("title") == StartPolicy.__name__:
             return {"type": ["string", "object"], **kept}
-        return {**_section(target, definitions), **kept}
-    choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
-    merged: Schema = {**choices[0], **kept}
-    types = {str(choice["type"]) for choice in choices} | {"string"}
-    if len(choices) < len(schema.get("anyOf", [])):
-        types.add("null")
-    return _with_references(merged, sorted(types), kept)
+        if "properties" in target:
+            return {**_section(target, definitions), "type": ["object", *optional], **kept}
+        choices = [target]
+    types = {str(choice["type"]) for choice in choices} | {"string", *optional}
+    return _with_references({**choices[0], **kept}, sorted(types), kept)
 
 
 def _with_references(merged: Schema, types: list[str], kept: Schema) -> Schema:

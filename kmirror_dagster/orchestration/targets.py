@@ -1,5 +1,6 @@
 """The mirrors a code location shows: what must be known of them while definitions load, without network."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from kmirror_dagster.orchestration.keys import PartitionKey
 from kmirror_dagster.settings import MirrorSettings, PolicySettings, load_document
 from kmirror_dagster.settings.documents import Document
 from kmirror_dagster.settings.loading import check_document
+from kmirror_dagster.settings.references import resolve
 
 MirrorLike: TypeAlias = "MirrorTarget | MirrorSettings | Path | str"
 
@@ -59,7 +61,8 @@ class MirrorTarget:
 def mirror_target(mirror: MirrorLike) -> MirrorTarget:
     """Make a target of a mirror's name, its settings, or the path of its document.
 
-    A path is read, nothing else: `${ENV}` references stay unresolved, since only nodes need what they name.
+    A path is read, nothing else: `${ENV}` references stay unresolved, since only nodes need what they name; those in
+    `policies` are resolved, for the limits of checks.
 
     Raises:
         SettingsError: when the document cannot be read or names no mirror.
@@ -92,9 +95,13 @@ def _from_document(path: Path) -> MirrorTarget:
 
 
 def _policies(document: Document) -> PolicySettings:
+    """Limits of checks and sensors; they are the only settings whose references are resolved here."""
+    written = document.values.get("policies") or {}
+    values, unresolved = resolve(written, os.environ, ("policies",))
+    for path, message in unresolved:
+        raise document.error(path, f"{message} (checks need it in the code location as well)")
     try:
-        return PolicySettings.model_validate(document.values.get("policies") or {})
+        return PolicySettings.model_validate(values)
     except ValidationError as error:
-        # nodes have the environment that such a reference is to be found in, a code location need not
-        first = error.errors()[0]
-        raise document.error(("policies", *first["loc"]), first["msg"]) from error
+        first = error.errors(include_input=False, include_url=False)[0]
+        raise document.error(("policies", *first["loc"]), first["msg"]) from None

@@ -62,7 +62,7 @@ def refusal(text: str, **files: str) -> str:
 
 def errors(text: str) -> list[tuple[str, str]]:
     """What `dg check yaml` finds: path and message."""
-    schema = KafkaMirrorComponent.get_model_cls().model_json_schema()
+    schema = KafkaMirrorComponent.attributes_schema()
     found = Draft202012Validator(schema).iter_errors(yaml.safe_load(text)["attributes"])
     return [(".".join(str(part) for part in error.path), error.message) for error in found]
 
@@ -163,7 +163,7 @@ def test_schema_describes_every_field() -> None:
             found += missing(each, here) + missing(each.get("items", {}), here)
         return found
 
-    schema = KafkaMirrorComponent.get_model_cls().model_json_schema()
+    schema = KafkaMirrorComponent.attributes_schema()
     ours = [name for name in missing(schema) if not name.startswith(".translation.")]
     assert ours == []
 
@@ -185,6 +185,14 @@ def test_loading_names_file_and_line(written: str, instead: str, error: str) -> 
     text = refusal(YAML.replace(written, instead))
     assert re.search(error, text)
     assert "s3cret" not in text
+
+
+def test_references_in_policies_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit may come from the environment of the code location; where it is missing, that is said by line."""
+    text = YAML.replace("rpo_seconds: 7", 'rpo_seconds: "${RPO}"')
+    assert "defs.yaml:12: policies.rpo_seconds: " in refusal(text)
+    monkeypatch.setenv("RPO", "11")
+    load(text)
 
 
 @pytest.mark.parametrize("item", ["{}", "{name: a, document: b.yaml}"])
