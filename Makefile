@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test lint format bench faults docs clean
+.PHONY: setup demo test lint format bench faults docs package clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,13 @@ format: setup
 
 faults: setup
 	$(BIN)/python -m pytest tests -m faults --timeout 3600
+
+# Both files of a release in dist/, checked, installed into an empty environment and used there.
+package: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m pytest tests/faults/test_package.py
 
 # WORKLOAD="bulk wan": some only; QUICK=1: fewer records; TURNS=3: more rounds; BENCH_HOME=DIR: keep the data.
 # The page is of full runs.
