@@ -6,6 +6,8 @@ one gathered system call instead of being joined first.
 """
 
 import asyncio
+import math
+import random
 import socket
 import ssl
 import struct
@@ -36,6 +38,8 @@ T = TypeVar("T")
 
 CLIENT_SOFTWARE = "kmirror-dagster"
 _STAGING_BYTES = 64 * 1024
+# Part of a session's life (KIP-368) after which requests go over a new connection.
+_SESSION_SHARE = (0.85, 0.95)
 # One readiness callback reads at most this much, so that one busy connection cannot starve the others.
 _READ_BURST_BYTES = 4 * 1024 * 1024
 _BUFFER_STEP = 1024 * 1024
@@ -132,6 +136,8 @@ class Connection:
         self._out: deque[memoryview] = deque()
         self._writing = False
         self._tls = False
+        self._expires_at = math.inf
+        self._retired = False
         self.last_used = time.monotonic()
 
     # opening
@@ -244,13 +250,17 @@ class Connection:
             if answer.error_code:
                 raise clients.credentials_refused(self._settings, address=self._address)
             mechanism.receive(answer.auth_bytes)
+            if answer.session_lifetime_ms > 0:
+                # KIP-368: a request behind that moment would end the connection, its outcome unknown
+                share = random.uniform(*_SESSION_SHARE)  # noqa: S311 - jitter, no secret
+                self._expires_at = time.monotonic() + answer.session_lifetime_ms / 1_000 * share
 
     # asking
 
     @property
     def alive(self) -> bool:
-        """Whether requests can still be sent."""
-        return self._sock is not None and self._error is None
+        """Whether requests can still be sent; not when the broker soon wants to see the credentials again."""
+        return self._sock is not None and self._error is None and time.monotonic() < self._expires_at
 
     @property
     def in_flight(self) -> int:
@@ -446,8 +456,16 @@ class Connection:
             self._pool.release(frame.lease)  # nobody waits any more
         else:
             future.set_result(frame)
+        if self._retired and not self._waiting:
+            self.close()
 
     # closing
+
+    def retire(self) -> None:
+        """Close as soon as everything that was sent is answered."""
+        self._retired = True
+        if not self._waiting:
+            self.close()
 
     def close(self) -> None:
         """Close at once; outstanding requests end with ConnectionLostError. Harmless when closed."""

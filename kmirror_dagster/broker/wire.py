@@ -126,6 +126,8 @@ class WireCluster:
                     raise ClusterUnreachableError(f"{self.role} broker {node_id} is not in the cluster")
             fresh = await self._open(*address)
             self._connections[key] = fresh
+            if current is not None:
+                current.retire()  # its session ends soon
             return fresh
 
     def _refuse_closed(self) -> None:
@@ -170,7 +172,7 @@ class WireCluster:
                 continue
             stale = self._connections.pop((-1, "control"), None)
             if stale is not None:
-                stale.close()
+                stale.retire()
             self._connections[-1, "control"] = connection
             return connection
         self._refuse_closed()
