@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test lint format bench faults docs package clean
+.PHONY: setup demo test ui lint format bench faults docs package clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,7 +20,11 @@ demo: setup
 test: setup
 	# Most tests wait for real processes: two workers, each with clusters of its own, halve the time.
 	# (They must collect the same tests in the same order: hence the seed.) A test may fail once on a busy machine; the last lines count such reruns.
-	PYTHONHASHSEED=0 $(BIN)/python -m pytest tests -m 'not faults' -n 2 --dist loadfile --reruns 1 --durations=25
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest tests -m 'not faults and not ui' -n 2 --dist loadfile --reruns 1 --durations=25
+
+# Needs Chromium and chromedriver.
+ui: setup
+	$(BIN)/python -m pytest tests/ui -m ui --reruns 1 --durations=5
 
 lint: setup
 	$(BIN)/ruff check .

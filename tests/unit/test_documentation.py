@@ -20,7 +20,22 @@ from tests.helpers.documents import DOCS, ROOT, Block, blocks, commands, pages
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 # What else is shown; where a program is not ours, its own documentation has the last word.
 _OTHERS = {
-    *("apt-get", "cd", "curl", "dagster", "dg", "do", "docker", "docker/secrets.sh", "done", "export", "for"),
+    *(
+        ".",
+        "apt-get",
+        "cd",
+        "cp",
+        "create-dagster",
+        "curl",
+        "dagster",
+        "dg",
+        "do",
+        "docker",
+        "docker/secrets.sh",
+        "done",
+        "export",
+        "for",
+    ),
     *("kubectl", "mkdir", "pip", "promtool", "python", "sleep", "systemctl", "until", "uv", "cat"),
 }
 
