@@ -322,6 +322,45 @@ def test_external_write_needs_both_epochs() -> None:
     led_world(test, policy=NEVER)
 
 
+@pytest.mark.parametrize("state", [S.EPOCH_FENCING, S.ULE_RECOVERY])
+def test_states_of_brokers_that_mirror_themselves_prove_the_log_again(state: MirrorState) -> None:
+    """Stored by somebody, they end the copy; it goes on once source and destination were found to be the same log."""
+
+    async def test(_world: World, node: MemoryNode) -> None:
+        await mirrored(node, t=1)
+        name = PartitionKey("m", "t", 0)
+        before = node.view.states[name]
+        looks = len(node.link().aligned)
+        node.link().gate.clear()
+        await node.partitions.write(
+            name, state, expected=(before.state_epoch, before.leader_epoch), error=None, retriable=True
+        )
+        await eventually(lambda: len(node.link().aligned) == looks + 1)
+        assert node.state() is state
+        assert not node.link().running
+        node.link().gate.set()
+        await eventually(lambda: node.partitions.is_running(name))
+        assert (node.state(), node.view.states[name].previous_state) == (S.MIRRORING, state)
+
+    led_world(test)
+
+
+def test_copy_ends_when_somebody_else_stored_that_nothing_is_copied() -> None:
+    """A node that held its lead all along, as it believed, ends a copy that its successor had ended."""
+
+    async def test(world: World, node: MemoryNode) -> None:
+        await mirrored(node, t=1)
+        name = PartitionKey("m", "t", 0)
+        record = node.view.states[name].model_copy(
+            update={"state": S.FAILED, "previous_state": S.MIRRORING, "state_epoch": 9, "retriable": False}
+        )
+        world.topic.put(node.view.owner(name), record.key(), record.value())
+        node.partitions.wake(name)
+        await eventually(lambda: not node.link().running)
+
+    led_world(test)
+
+
 def test_deleted_mirror_leaves_tombstones_for_everything() -> None:
     """Deletion removes the mirror's, its topics', its partitions' and its positions' records."""
 
