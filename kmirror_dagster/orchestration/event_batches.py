@@ -3,13 +3,13 @@
 import importlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
 import dagster as dg
 
-from kmirror_dagster.orchestration.history import StateEvent
+from kmirror_dagster.orchestration.history import StateEvent, chunks
 
 # the statement of a batch is held in memory as a whole, by Dagster and by the database
 BATCH_SIZE = 500
@@ -27,7 +27,7 @@ def log_states(context: dg.OpExecutionContext, events: Sequence[StateEvent]) -> 
             context.log_event(event)
         return
     for _, same in groupby(sorted(events, key=_kind), key=_kind):  # a batch is of one kind
-        for batch in _chunks(list(same)):
+        for batch in chunks(list(same), BATCH_SIZE):
             context.instance.event_log_storage.store_event_batch([entries(event) for event in batch])
 
 
@@ -35,11 +35,6 @@ def _kind(event: StateEvent) -> str:
     if isinstance(event, dg.AssetMaterialization):
         return dg.DagsterEventType.ASSET_MATERIALIZATION.value
     return dg.DagsterEventType.ASSET_OBSERVATION.value
-
-
-def _chunks(events: list[StateEvent]) -> Iterator[list[StateEvent]]:
-    for start in range(0, len(events), BATCH_SIZE):
-        yield events[start : start + BATCH_SIZE]
 
 
 def _entry_maker(context: dg.OpExecutionContext) -> Callable[[StateEvent], dg.EventLogEntry] | None:

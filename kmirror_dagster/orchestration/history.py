@@ -36,7 +36,7 @@ REACHED_STATES = SETTLED_STATES - {MirrorState.FAILED}
 
 _EVENT_TYPES = (dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION)
 
-_Item = TypeVar("_Item", str, int)
+_Item = TypeVar("_Item")
 
 StateEvent = dg.AssetMaterialization | dg.AssetObservation
 
@@ -69,7 +69,7 @@ def sync_partitions(instance: dg.DagsterInstance, name: str, wanted: Collection[
     known = set(instance.get_dynamic_partitions(name))
     target = set(wanted)
     missing = [key for key in wanted if key not in known]
-    for chunk in _chunks(missing, KEY_CHUNK):
+    for chunk in chunks(missing, KEY_CHUNK):
         instance.add_dynamic_partitions(name, chunk)
     surplus = sorted(known - target)
     for key in surplus[:MAX_DELETIONS]:
@@ -83,7 +83,7 @@ def logged_states(
 ) -> dict[str, LoggedState]:
     """Newest logged state of each of these asset partitions; those without one are left out."""
     logged: dict[str, LoggedState] = {}
-    for chunk in _chunks(list(keys), KEY_CHUNK):
+    for chunk in chunks(list(keys), KEY_CHUNK):
         newest: dict[str, int] = {}
         by_type: list[tuple[dg.DagsterEventType, Mapping[str, int]]] = []
         for event_type in _EVENT_TYPES:
@@ -144,7 +144,7 @@ def _read_states(
         if event_type is dg.DagsterEventType.ASSET_MATERIALIZATION
         else instance.fetch_observations
     )
-    for chunk in _chunks(storage_ids, 1_000):
+    for chunk in chunks(storage_ids, 1_000):
         records = dg.AssetRecordsFilter(asset_key=asset_key, storage_ids=list(chunk))
         for record in fetch(records, limit=len(chunk)).records:
             event = record.asset_materialization or record.event_log_entry.asset_observation
@@ -170,6 +170,7 @@ def _logged_state(metadata: Metadata) -> LoggedState | None:
     return None
 
 
-def _chunks(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+def chunks(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+    """Parts of at most so many items."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
