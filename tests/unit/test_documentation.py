@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from dagster.components.testing import create_defs_folder_sandbox
 
 from docs.generators.commands_page import command_tree
 from docs.generators.pages import PAGES
@@ -136,6 +137,23 @@ def test_shown_node_settings_are_accepted(tmp_path: Path) -> None:
             path = tmp_path / f"{found}.yaml"
             path.write_text(block.text)
             load_node(path, dict.fromkeys(_VARIABLE.findall(block.text), "value"))
+
+
+@pytest.mark.filterwarnings("ignore:.* is currently in beta", "ignore:`parse_obj_as` is deprecated")
+def test_shown_component_loads() -> None:
+    """Each `defs.yaml` that is shown loads, with the files that it names beside it."""
+    (mirror,) = (block for block in blocks("yaml") if block.text.startswith("# orders.yaml"))
+    found = [block for block in blocks("yaml") if "type: kmirror_dagster." in block.text]
+    assert found
+    for block in found:
+        with create_defs_folder_sandbox() as sandbox:
+            folder = sandbox.defs_folder_path / "mirrors"
+            folder.mkdir()
+            (folder / "defs.yaml").write_text(block.text)
+            for name in re.findall(r"document: (\S+)", block.text):
+                (folder / name).write_text(mirror.text)
+            with sandbox.build_all_defs() as defs:
+                assert defs.resolve_all_asset_specs()
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
