@@ -13,15 +13,15 @@ from typing import Any
 
 from kmirror_dagster.broker.admin import ClusterAdmin
 from kmirror_dagster.cli.main import run
-from kmirror_dagster.cli.recovery_control import NodeJournal, NodeMirrors, NodeSwitch
+from kmirror_dagster.coordination.client import NodeClient
 from kmirror_dagster.recovery.quarantine import Quarantine
 
 CALLS: tuple[tuple[type, str], ...] = (
-    (NodeJournal, "store"),
-    (NodeMirrors, "create"),
-    (NodeMirrors, "delete"),
-    (NodeSwitch, "sync"),
-    (NodeSwitch, "stop"),
+    (NodeClient, "record_recovery"),
+    (NodeClient, "create"),
+    (NodeClient, "delete"),
+    (NodeClient, "refresh"),
+    (NodeClient, "verb"),
     (Quarantine, "save"),
     (ClusterAdmin, "delete_topics"),
     (ClusterAdmin, "create_acls"),
