@@ -81,8 +81,8 @@ def _table(known: dict[str, dict]) -> list[str]:
         f"({platform.machine()}), Apache Kafka 4.4.0, 200 records a second, {len(known)} faults, "
         f"{total['total_s']:,.0f} s under load.",
         "",
-        f"{total['sent']:,} records sent, {total['acknowledged']:,} acknowledged; {total['unmirrored']:,} of these at a "
-        f"source that was gone or had been left, and {total['quarantined']:,} found in quarantine; "
+        f"{total['sent']:,} records sent, {total['acknowledged']:,} acknowledged; {total['unmirrored']:,} of these at "
+        f"a source that was gone or had been left, and {total['quarantined']:,} found in quarantine; "
         f"{total['polled']:,} read: **{total['anomalies']} anomalies**. Other work had a part of the machine.",
         "",
         "| seconds | " + " | ".join(PHASES) + " | cycle |",
