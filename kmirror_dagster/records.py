@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kmirror_dagster.errors import RecordCorruptError
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
+from kmirror_dagster.offset_map import OffsetMap, Run
 
 STATE_TOPIC = "__mirror_state"
 DEFAULT_STATE_PARTITIONS = 50
@@ -201,6 +202,7 @@ class PositionRecord(_Record):
     Attributes:
         source_leader_epoch: leader epoch of the last mirrored batch at the source, -1 when unknown.
         offset: log end offset up to which source and destination are the same log.
+        source_offset: the source's offset there; None: the same one.
     """
 
     TYPE = "position"
@@ -211,9 +213,37 @@ class PositionRecord(_Record):
     source_leader_epoch: int
     offset: int
     recorded_ms: int
+    source_offset: int | None = None
 
     def key_parts(self) -> tuple[str | int, ...]:
         return (self.mirror, self.topic, self.partition)
+
+
+class OffsetMapRecord(_Record):
+    """Offsets of a mirror partition that differ between source and destination (`offsets: translated`).
+
+    Stored before the first record of a new run is appended, so that whoever reads the destination's log end knows the
+    source offset it stands for.
+
+    Attributes:
+        destination_topic_id: of the copy it describes; another one has another map. None where there are no ids.
+        runs: destination and source offset from which on both count on together.
+    """
+
+    TYPE = "offsets"
+    mirror: str
+    topic: str
+    partition: int
+    destination_topic_id: str | None = None
+    runs: tuple[tuple[int, int], ...] = ()
+
+    def key_parts(self) -> tuple[str | int, ...]:
+        return (self.mirror, self.topic, self.partition)
+
+    @property
+    def offsets(self) -> OffsetMap:
+        """The map."""
+        return OffsetMap(tuple(Run(*run) for run in self.runs))
 
 
 class RecoveryRecord(_Record):
@@ -265,6 +295,7 @@ Record: TypeAlias = (
     | QuotasRecord
     | PartitionRecord
     | PositionRecord
+    | OffsetMapRecord
     | RecoveryRecord
     | LeaderRecord
 )
@@ -279,6 +310,7 @@ _TYPES: dict[str, type[_Record]] = {
         QuotasRecord,
         PartitionRecord,
         PositionRecord,
+        OffsetMapRecord,
         RecoveryRecord,
         LeaderRecord,
     )

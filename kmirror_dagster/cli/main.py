@@ -12,6 +12,7 @@ from kmirror_dagster.cli import (
     check,
     mirrors,
     nodes,
+    offsets,
     plan,
     recovery_drill,
     recovery_failback,
@@ -98,6 +99,7 @@ def _add_commands() -> None:
         ("plan", plan.plan),
         ("check", check.check),
         ("schemas", schemas.schemas),
+        ("offsets", offsets.offsets),
         ("refresh", mirrors.refresh),
         ("delete", mirrors.delete),
     ):

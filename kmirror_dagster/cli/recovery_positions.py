@@ -64,4 +64,5 @@ def _position(status: "PartitionStatus") -> "LastPosition | None":
         source_leader_epoch=-1 if status.last_mirror_epoch is None else status.last_mirror_epoch,
         recorded_ms=status.last_mirror_ms or 0,
         source_topic_id=status.source_topic_id,
+        source_offset=status.last_mirror_source_offset,
     )

@@ -23,6 +23,7 @@ from kmirror_dagster.coordination.models import (
     MirrorSummary,
     NodeInfo,
     Page,
+    PartitionOffsets,
     PartitionRef,
     PartitionStatus,
     ProbeHistory,
@@ -243,6 +244,20 @@ def _add_mirror_routes(app: FastAPI, service: Callable[[], NodeService]) -> None
     ) -> Page[PartitionStatus]:
         """Its partitions, page by page."""
         return await service().partitions(mirror, topic=topic, state=state, cursor=cursor, limit=limit)
+
+    @app.get("/v1/mirrors/{mirror}/offsets")
+    async def offsets(mirror: Mirror) -> list[PartitionOffsets]:  # pyright: ignore[reportUnusedFunction]
+        """Its partitions whose offsets are not the source's."""
+        return service().offsets(mirror)
+
+    @app.get("/v1/mirrors/{mirror}/offsets/{topic}/{partition}", response_model=PartitionOffsets)
+    async def offsets_of(  # pyright: ignore[reportUnusedFunction]
+        mirror: Mirror, topic: Mirror, partition: Annotated[int, Path(ge=0)], request: Request
+    ) -> Response | PartitionOffsets:
+        """Offsets of one partition at both sides, as its leader has stored them."""
+        name = PartitionKey(mirror, topic, partition)
+        away = await _handed_on(service(), request, service().leader_of(name))
+        return away if away is not None else service().offsets_of(name)
 
     @app.get("/v1/mirrors/{mirror}/probes")
     async def probes(mirror: Mirror) -> list[ProbeHistory]:  # pyright: ignore[reportUnusedFunction]

@@ -25,6 +25,7 @@ from kmirror_dagster.coordination.models import (
     MirrorSummary,
     NodeInfo,
     Page,
+    PartitionOffsets,
     PartitionRef,
     PartitionStatus,
     ProbeHistory,
@@ -294,6 +295,19 @@ class NodeClient:
         """State changes behind a cursor; without a cursor all current states."""
         params = {"cursor": cursor, "mirror": mirror, "limit": str(limit)}
         return self._get("/v1/changes", ChangeFeed, params)
+
+    def offsets(self, name: str) -> list[PartitionOffsets]:
+        """Partitions of a mirror whose offsets are not the source's."""
+        return self._get(_mirror_path(name, "offsets"), TypeAdapter(list[PartitionOffsets]))
+
+    def offsets_of(self, name: str, topic: str, partition: int) -> PartitionOffsets:
+        """Offsets of one partition at both sides.
+
+        Raises:
+            UsageError: when the mirror has no such partition.
+        """
+        tail = f"offsets/{quote(topic, safe='')}/{partition}"
+        return self._get(_mirror_path(name, tail), PartitionOffsets)
 
     def probes(self, name: str) -> list[ProbeHistory]:
         """What each node of a mirror saw of its clusters in the last two minutes."""

@@ -23,6 +23,13 @@ class LivePartition:
     due: bool = False
     orphan_since: float | None = None
     deleted: bool = False
+    storing: "asyncio.Future[None] | None" = None  # a map of its offsets that is being stored
+
+    async def settled(self) -> None:
+        """Wait until what is being stored of it is stored, or known not to be."""
+        if self.storing is not None:
+            await asyncio.wait([self.storing])
+            self.storing = None
 
     def disarm(self) -> None:
         """Cancel a retry that waits."""

@@ -39,6 +39,7 @@ class PartitionStatus(ApiModel):
     Attributes:
         last_mirror_offset, last_mirror_epoch, last_mirror_ms: last mirror position that a stop recorded (offset,
             leader epoch at the source, time); of a former stop while the partition is not STOPPED.
+        last_mirror_source_offset: the source's offset there where offsets are translated; None: the same one.
     """
 
     mirror: str
@@ -67,6 +68,22 @@ class PartitionStatus(ApiModel):
     last_mirror_offset: int | None = None
     last_mirror_epoch: int | None = None
     last_mirror_ms: int | None = None
+    last_mirror_source_offset: int | None = None
+
+
+class PartitionOffsets(ApiModel):
+    """Offsets of one mirror partition at both sides.
+
+    Attributes:
+        runs: destination and source offset from which on both count on together; in front of the first, and where
+            there is none, they are equal.
+        status: of the partition, when it was asked for alone.
+    """
+
+    topic: str
+    partition: int
+    runs: list[tuple[int, int]] = Field(default_factory=list[tuple[int, int]])
+    status: PartitionStatus | None = None
 
 
 class ProbeObservation(ApiModel):

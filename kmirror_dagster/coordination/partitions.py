@@ -71,7 +71,7 @@ class PartitionCoordinator:
         self._view = view
         self._shard_of = shard_of
         self._links = links
-        self._work = PartitionWork(links, stop_work, self._failed)
+        self._work = PartitionWork(view, links, stop_work, self._failed)
         self._policy = policy
         self._rng = rng
         self._now_ms = now_ms

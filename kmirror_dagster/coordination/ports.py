@@ -6,11 +6,13 @@ from typing import Protocol, TypeVar
 from kmirror_dagster.broker.admin_types import Acl, Quota
 from kmirror_dagster.errors import KmirrorError, ReplicationError
 from kmirror_dagster.lifecycle import MirrorState
+from kmirror_dagster.metadata.offsets import OffsetMaps
 from kmirror_dagster.metadata.outcome import RefreshOutcome, RefreshPlan
 from kmirror_dagster.records import PartitionRecord, TopicRecord
 from kmirror_dagster.replication.alignment import Alignment
 from kmirror_dagster.replication.link import Position, ProbeResult
 from kmirror_dagster.replication.progress import Progress
+from kmirror_dagster.replication.translation import OffsetStore
 
 Held = TypeVar("Held", contravariant=True)
 
@@ -28,7 +30,9 @@ class AppendLog(Protocol):
 class Link(Protocol):
     """All copying of one mirror on this node (`replication.link.MirrorLink`)."""
 
-    async def align(self, topic: str, partition: int, record: PartitionRecord) -> Alignment: ...
+    async def align(
+        self, topic: str, partition: int, record: PartitionRecord, store: OffsetStore
+    ) -> Alignment: ...
 
     def start(
         self,
@@ -68,6 +72,7 @@ class MetadataRefresher(Protocol):
         *,
         synced_acls: frozenset[Acl] = ...,
         synced_quotas: frozenset[Quota] = ...,
+        offset_maps: OffsetMaps | None = ...,
     ) -> RefreshOutcome: ...
 
     def plan(
@@ -78,6 +83,7 @@ class MetadataRefresher(Protocol):
         *,
         synced_acls: frozenset[Acl] = ...,
         synced_quotas: frozenset[Quota] = ...,
+        offset_maps: OffsetMaps | None = ...,
     ) -> RefreshPlan: ...
 
     def close(self) -> None: ...

@@ -11,6 +11,7 @@ from kmirror_dagster.coordination.decisions import intent_after_refresh
 from kmirror_dagster.coordination.keys import PartitionKey
 from kmirror_dagster.coordination.ports import MetadataRefresher
 from kmirror_dagster.coordination.shard import Shard, Write
+from kmirror_dagster.coordination.stored_offsets import MirrorOffsets
 from kmirror_dagster.coordination.stored_quotas import changed_quotas, stored_quotas
 from kmirror_dagster.coordination.view import Change, StateView
 from kmirror_dagster.errors import KmirrorError, NotLeaderError
@@ -195,13 +196,21 @@ class RefreshCoordinator:
         known = dict(self._view.topics.get(mirror, {}))
         states = LiveStates(self._view, mirror)
         acls, quotas = stored_acls(self._view, mirror), stored_quotas(self._view, mirror)
+        offsets = MirrorOffsets(self._view, mirror, asyncio.get_running_loop())
         # what it remembers of former refreshes belongs to the plan
         current = runner.refresher if runner.revision == record.revision else None
 
         def work() -> RefreshPlan:
             refresher = current or self._factory(record)
             try:
-                return refresher.plan(known, states, _PLAN_DEADLINE_S, synced_acls=acls, synced_quotas=quotas)
+                return refresher.plan(
+                    known,
+                    states,
+                    _PLAN_DEADLINE_S,
+                    synced_acls=acls,
+                    synced_quotas=quotas,
+                    offset_maps=offsets,
+                )
             finally:
                 if current is None:
                     refresher.close()
@@ -295,6 +304,7 @@ class RefreshCoordinator:
         known = dict(self._view.topics.get(mirror, {}))
         states = LiveStates(self._view, mirror)
         acls, quotas = stored_acls(self._view, mirror), stored_quotas(self._view, mirror)
+        offsets = MirrorOffsets(self._view, mirror, asyncio.get_running_loop())
         previous = runner.refresher if runner.revision != record.revision else None
 
         def work() -> RefreshOutcome:
@@ -304,7 +314,14 @@ class RefreshCoordinator:
                 runner.refresher = None
                 runner.refresher = self._factory(record)
                 runner.revision = record.revision
-            return runner.refresher.run(known, states, _DEADLINE_S, synced_acls=acls, synced_quotas=quotas)
+            return runner.refresher.run(
+                known,
+                states,
+                _DEADLINE_S,
+                synced_acls=acls,
+                synced_quotas=quotas,
+                offset_maps=offsets,
+            )
 
         runner.work = self._executor.submit(work)
         return await asyncio.wrap_future(runner.work)

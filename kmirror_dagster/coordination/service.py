@@ -17,6 +17,7 @@ from kmirror_dagster.coordination.models import (
     MirrorPlan,
     MirrorSummary,
     Page,
+    PartitionOffsets,
     PartitionRef,
     PartitionStatus,
     PlannedItem,
@@ -33,6 +34,7 @@ from kmirror_dagster.coordination.probes import Prober
 from kmirror_dagster.coordination.refreshes import RefreshCoordinator
 from kmirror_dagster.coordination.shard import Shard
 from kmirror_dagster.coordination.statuses import StatusReader, page_cursor, page_position
+from kmirror_dagster.coordination.stored_offsets import stored_offsets
 from kmirror_dagster.coordination.view import StateView
 from kmirror_dagster.errors import KmirrorError, NotLeaderError, UnknownMirrorError, UsageError
 from kmirror_dagster.lifecycle import SETTLED_FOR, DesiredState, MirrorState, retry_target
@@ -320,6 +322,38 @@ class NodeService:
         results = {_key(result.ref): result for group in (own, *answers.values()) for result in group}
         return [results.get(_name(write)) or self._unanswered(write) for write in writes]
 
+    def offsets(self, mirror: str) -> list[PartitionOffsets]:
+        """Partitions of a mirror whose offsets are not the source's."""
+        self.known(mirror)
+        return [
+            PartitionOffsets(topic=name.topic, partition=name.partition, runs=list(found.runs))
+            for name in sorted(self._view.offset_maps)
+            if name.mirror == mirror and (found := stored_offsets(self._view, name))
+        ]
+
+    def offsets_of(self, name: PartitionKey) -> PartitionOffsets:
+        """Offsets of a partition led here.
+
+        Raises:
+            UnknownMirrorError: when there is no such mirror.
+            UsageError: when the mirror has no such partition.
+        """
+        self._check_partition(name)
+        return PartitionOffsets(
+            topic=name.topic,
+            partition=name.partition,
+            runs=list(stored_offsets(self._view, name).runs),
+            status=self._statuses.partition(name),
+        )
+
+    def _check_partition(self, name: PartitionKey) -> None:
+        self.known(name.mirror)
+        if name not in self._view.partitions_of(name.mirror):
+            raise UsageError(
+                f"mirror {name.mirror!r} has no partition {name.topic}/{name.partition}; "
+                f"see 'kmirror describe {name.mirror}'"
+            )
+
     async def advance(self, mirror: str, request: AdvanceRequest) -> AdvanceResult:
         """Bring a partition led here a step towards its desired state and wait until it is settled.
 
@@ -328,13 +362,8 @@ class NodeService:
             UsageError: when the mirror has no such partition.
             NotLeaderError: when another node leads it.
         """
-        self.known(mirror)
         name = PartitionKey(mirror, request.topic, request.partition)
-        if name not in self._view.partitions_of(mirror):
-            raise UsageError(
-                f"mirror {mirror!r} has no partition {request.topic}/{request.partition}; "
-                f"see 'kmirror describe {mirror}'"
-            )
+        self._check_partition(name)
         if self._shard_of(self._view.owner(name)) is None:
             raise NotLeaderError(f"{name} is led by another node")
         before = self._view.states.get(name)

@@ -61,6 +61,7 @@ class StatusReader:
             last_mirror_offset=position.offset if position else None,
             last_mirror_epoch=position.source_leader_epoch if position else None,
             last_mirror_ms=position.recorded_ms if position else None,
+            last_mirror_source_offset=position.source_offset if position else None,
         )
         update: dict[str, Any] = {}
         if record is not None:

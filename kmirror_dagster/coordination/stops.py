@@ -10,6 +10,7 @@ from kmirror_dagster.broker.admin_types import Acl
 from kmirror_dagster.coordination.keys import PartitionKey
 from kmirror_dagster.coordination.ports import Link, Release
 from kmirror_dagster.coordination.shard import Shard, Write
+from kmirror_dagster.coordination.stored_offsets import stored_offsets
 from kmirror_dagster.coordination.view import StateView
 from kmirror_dagster.errors import AuthorizationError, KmirrorError
 from kmirror_dagster.lifecycle import ALIGNING_STATES, MirrorState
@@ -118,6 +119,7 @@ class StopWork:
         position = await link.stop(name.topic, name.partition, _STOP_DEADLINE_S, final=True)
         mirror = self._view.mirrors.get(name.mirror)
         epoch = position.source_leader_epoch
+        offsets = stored_offsets(self._view, name)
         await shard.write(
             [
                 Write.of(
@@ -129,6 +131,7 @@ class StopWork:
                         source_leader_epoch=epoch if epoch >= 0 else record.source_leader_epoch,
                         offset=position.offset,
                         recorded_ms=self._now_ms(),
+                        source_offset=offsets.to_source(position.offset) if offsets else None,
                     )
                 )
             ]

@@ -20,6 +20,7 @@ from kmirror_dagster.records import (
     Key,
     LeaderRecord,
     MirrorRecord,
+    OffsetMapRecord,
     PartitionRecord,
     PositionRecord,
     QuotasRecord,
@@ -83,7 +84,7 @@ def home_of(key: Key, count: int) -> int | None:
     match key:
         case ("mirror" | "topic" | "acls" | "quotas" | "recovery", str(mirror), *_):
             return mirror_owner(mirror, count)
-        case ("partition" | "position", str(mirror), str(topic), int(partition)):
+        case ("partition" | "position" | "offsets", str(mirror), str(topic), int(partition)):
             return partition_owner(mirror, topic, partition, count)
         case ("leader", int(partition)) if 0 <= partition < count:
             return partition
@@ -118,6 +119,7 @@ class StateView:
         self.quotas: dict[tuple[str, int], QuotasRecord] = {}
         self.states: dict[PartitionKey, PartitionRecord] = {}
         self.positions: dict[PartitionKey, PositionRecord] = {}
+        self.offset_maps: dict[PartitionKey, OffsetMapRecord] = {}
         self.recoveries: dict[str, RecoveryRecord] = {}
         self.leaders: dict[int, LeaderRecord] = {}
         self.quarantined: dict[tuple[int, Key | int], str] = {}
@@ -250,6 +252,9 @@ class StateView:
             case "position":
                 name = PartitionKey(str(key[1]), str(key[2]), int(key[3]))
                 return self._swap(self.positions, name, record, key)
+            case "offsets":
+                name = PartitionKey(str(key[1]), str(key[2]), int(key[3]))
+                return self._swap(self.offset_maps, name, record, key)
             case _:
                 return self._store_state(
                     entry, PartitionKey(str(key[1]), str(key[2]), int(key[3])), key, slot

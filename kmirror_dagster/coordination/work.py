@@ -13,9 +13,11 @@ from kmirror_dagster.coordination.live import LivePartition
 from kmirror_dagster.coordination.ports import Alignment, Link, Progress
 from kmirror_dagster.coordination.shard import Shard, Write
 from kmirror_dagster.coordination.stops import StopWork
+from kmirror_dagster.coordination.stored_offsets import LedOffsets
+from kmirror_dagster.coordination.view import StateView
 from kmirror_dagster.errors import FencedError, KmirrorError, NotLeaderError, ReplicationError
 from kmirror_dagster.lifecycle import MirrorState
-from kmirror_dagster.records import PartitionRecord, PositionRecord, encode_key
+from kmirror_dagster.records import OffsetMapRecord, PartitionRecord, PositionRecord, encode_key
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class PartitionWork:
     """What is done to one partition at a time; which partition, and when, is the coordinator's business.
 
     Args:
+        view: hot copy of the state topic.
         links: links of the node.
         stop_work: what STOPPING does.
         on_failed: called in the loop when a copy ended by itself.
@@ -64,10 +67,12 @@ class PartitionWork:
 
     def __init__(
         self,
+        view: StateView,
         links: LinkPool,
         stop_work: StopWork,
         on_failed: Callable[[PartitionKey, LivePartition, ReplicationError], None],
     ) -> None:
+        self._view = view
         self._links = links
         self._stop_work = stop_work
         self._on_failed = on_failed
@@ -116,8 +121,12 @@ class PartitionWork:
         limit = self._aligning.setdefault(name.mirror, asyncio.Semaphore(_CONCURRENT_ALIGNMENTS))
         try:
             link = self._links.get(name.mirror)
+            await live.settled()
+            offsets = LedOffsets(name, self._view, shard, live)
             async with limit:
-                alignment = await self._interruptible(live, link.align(name.topic, name.partition, record))
+                alignment = await self._interruptible(
+                    live, link.align(name.topic, name.partition, record, offsets)
+                )
         except KmirrorError as error:
             await self.fail(name, live, shard, str(error), error.retriable, record)
             return
@@ -167,7 +176,7 @@ class PartitionWork:
     async def forget(self, name: PartitionKey, live: LivePartition, shard: Shard) -> None:
         await self.halt(name, live)
         live.disarm()
-        keys = [encode_key(kind.TYPE, *name) for kind in (PartitionRecord, PositionRecord)]
+        keys = [encode_key(kind.TYPE, *name) for kind in (PartitionRecord, PositionRecord, OffsetMapRecord)]
         await shard.write([Write.tombstone(key) for key in keys])
 
     async def transition(

@@ -9,6 +9,7 @@ from kmirror_dagster.broker.admin_types import Acl, Partition, Quota
 from kmirror_dagster.broker.deadlines import Deadline
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.metadata.memory import Memory
+from kmirror_dagster.metadata.offsets import OffsetMaps
 from kmirror_dagster.metadata.outcome import PlannedChange, Step, TopicIntent
 from kmirror_dagster.metadata.reader import CALL_S
 from kmirror_dagster.metadata.snapshot import ClusterSnapshot
@@ -29,6 +30,7 @@ class RefreshContext:
         changes: altering requests, planned or made.
         intents: what the coordinator is to store, by topic.
         synced_acls, synced_quotas: ACLs and client quotas that were at the destination because of the mirror.
+        offset_maps: of partitions whose offsets are not the source's; None: there are none.
         acls, quotas: those that are now; None while that was not looked at.
         look_again: the next refresh has something to go on with.
     """
@@ -47,6 +49,7 @@ class RefreshContext:
     destination_cluster_id: str | None = None
     synced_acls: frozenset[Acl] = frozenset()
     synced_quotas: frozenset[Quota] = frozenset()
+    offset_maps: OffsetMaps | None = None
     source_view: ClusterSnapshot = field(default_factory=ClusterSnapshot)
     destination_view: ClusterSnapshot = field(default_factory=ClusterSnapshot)
     topics: TopicsPlan = field(default_factory=TopicsPlan)

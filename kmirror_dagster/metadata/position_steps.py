@@ -29,6 +29,7 @@ from kmirror_dagster.metadata.groups import (
     select_groups,
 )
 from kmirror_dagster.metadata.log_starts import plan_log_starts
+from kmirror_dagster.metadata.offsets import current_maps, translated_positions
 from kmirror_dagster.metadata.outcome import Step
 from kmirror_dagster.metadata.reader import read_offsets
 from kmirror_dagster.metadata.steps import WHOLE_STEP, StepReport
@@ -150,6 +151,8 @@ def _plan_groups(
     }
     committed = frozenset(key for offsets in relevant.values() for key in offsets) & mirroring
     bounds = _bounds(context, report, committed)
+    maps = current_maps(context)
+    relevant = {group: translated_positions(offsets, maps, bounds) for group, offsets in relevant.items()}
     destination = kind.read(context.destination, relevant, context.timeout())
     report.errors.update((group, str(error)) for group, error in destination.errors.items())
     changes: list[GroupChange] = []

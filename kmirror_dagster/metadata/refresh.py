@@ -14,6 +14,7 @@ from kmirror_dagster.metadata import acl_steps, position_steps, quota_steps, top
 from kmirror_dagster.metadata.context import RefreshContext
 from kmirror_dagster.metadata.identity import destination_problem, identity_problem
 from kmirror_dagster.metadata.memory import Memory
+from kmirror_dagster.metadata.offsets import OffsetMaps, current_maps, with_translated_starts
 from kmirror_dagster.metadata.outcome import (
     RefreshOutcome,
     RefreshPlan,
@@ -74,6 +75,7 @@ class Refresher:
         *,
         synced_acls: frozenset[Acl] = frozenset(),
         synced_quotas: frozenset[Quota] = frozenset(),
+        offset_maps: OffsetMaps | None = None,
     ) -> RefreshOutcome:
         """Bring the destination into step and tell what to store.
 
@@ -84,10 +86,13 @@ class Refresher:
             mirroring: state of each mirror partition; may be a live mapping.
             deadline_s: seconds after which what is left over is reported as not done.
             synced_acls, synced_quotas: `RefreshOutcome.acls` and `.quotas` of the refresh before.
+            offset_maps: of partitions whose offsets are not the source's; None: there are none.
         """
         began = self._now_ms()
         with self._turn:
-            context = self._context(known, mirroring, deadline_s, (synced_acls, synced_quotas), dry_run=False)
+            context = self._context(
+                known, mirroring, deadline_s, (synced_acls, synced_quotas), offset_maps, dry_run=False
+            )
             problem, reachable = self._execute(context)
             acl_steps.settle(context)
         status = RefreshStatus(
@@ -107,11 +112,14 @@ class Refresher:
         *,
         synced_acls: frozenset[Acl] = frozenset(),
         synced_quotas: frozenset[Quota] = frozenset(),
+        offset_maps: OffsetMaps | None = None,
     ) -> RefreshPlan:
         """Tell what `run` would change now, without changing anything."""
         began = self._now_ms()
         with self._turn:
-            context = self._context(known, mirroring, deadline_s, (synced_acls, synced_quotas), dry_run=True)
+            context = self._context(
+                known, mirroring, deadline_s, (synced_acls, synced_quotas), offset_maps, dry_run=True
+            )
             _, reachable = self._execute(context)
             acl_steps.settle(context)
         status = RefreshStatus(
@@ -133,6 +141,7 @@ class Refresher:
         mirroring: Mapping[Partition, MirrorState],
         deadline_s: float,
         synced: tuple[frozenset[Acl], frozenset[Quota]],
+        offset_maps: OffsetMaps | None,
         *,
         dry_run: bool,
     ) -> RefreshContext:
@@ -150,6 +159,7 @@ class Refresher:
             destination_cluster_id=self._destination_cluster_id,
             synced_acls=synced[0],
             synced_quotas=synced[1],
+            offset_maps=offset_maps,
             reports=StepReports(),
         )
 
@@ -212,6 +222,7 @@ class Refresher:
                 brokers=brokers,
                 deadline=context.deadline,
             )
+            context.source_view = with_translated_starts(context.source_view, current_maps(context))
             topic_steps.decide(context)
         return WHOLE_STEP not in report.errors
 

@@ -99,6 +99,7 @@ def _look(
         if p.key in old_ends
         and p.key in new_ends
         and new_ends[p.key].end >= p.offset
+        and not p.translated
         and same_topic_id(p.source_topic_id, old_topics[p.topic].topic_id)
     ]
     compacted = compacted_topics([old, new], {p.topic for p in both}) if both else frozenset[str]()

@@ -210,7 +210,7 @@ def _plan_partition(
     proof = world.proofs.get((topic, number))
     keep_to = ends.start
     if known and number in positions and (proof is None or proof.difference is None):
-        keep_to = min(positions[number].offset, ends.end)
+        keep_to = min(positions[number].at_source, ends.end)
     return PartitionPlan(
         partition=number,
         keep_to=keep_to,
@@ -234,6 +234,8 @@ def _obstacle(
         return "it was deleted and created again since it was mirrored"
     if old.partitions > new.partitions:
         return f"it has {old.partitions} partitions there and {new.partitions} at the new source"
+    if any(position.translated for position in positions.values()):
+        return "its offsets at the new source are translated: the two are not one log"
     for number in range(old.partitions):
         proof = world.proofs.get((old.name, number))
         if number not in positions:

@@ -149,7 +149,7 @@ def build_manifest(
     problems.update({key: f"log ends cannot be looked up: {error}" for key, error in errors.items()})
     tallies = {key: _Tally() for key in ends}
     wanted = {
-        p.key: tail_range(p.key, p.offset, ends[p.key], Isolation.READ_COMMITTED)
+        p.key: tail_range(p.key, p.at_source, ends[p.key], Isolation.READ_COMMITTED)
         for p in positions
         if p.key in ends
     }
@@ -217,7 +217,7 @@ def _topic_problem(
 def _loss(
     position: LastPosition, ends: LogEnds | None, tally: _Tally | None, problem: str | None
 ) -> PartitionLoss:
-    first = position.offset
+    first = position.at_source
     if ends is None or tally is None:
         return PartitionLoss(
             topic=position.topic,

@@ -19,6 +19,7 @@ class LastPosition(BaseModel):
         source_leader_epoch: leader epoch of the last mirrored batch at the source, -1 when unknown.
         recorded_ms: when the stop recorded it, epoch milliseconds.
         source_topic_id: topic id at the source while it was mirrored, None when it had none.
+        source_offset: the source's offset there, where offsets are translated; None: the same one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -29,6 +30,17 @@ class LastPosition(BaseModel):
     source_leader_epoch: int = -1
     recorded_ms: int = 0
     source_topic_id: str | None = None
+    source_offset: int | None = None
+
+    @property
+    def at_source(self) -> int:
+        """The source's offset of this position."""
+        return self.offset if self.source_offset is None else self.source_offset
+
+    @property
+    def translated(self) -> bool:
+        """Whether the destination's offsets are not the source's."""
+        return self.source_offset is not None
 
     @property
     def key(self) -> Partition:

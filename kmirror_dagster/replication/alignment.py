@@ -7,7 +7,7 @@ have been read.
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kmirror_dagster.broker import codes, produce
 from kmirror_dagster.broker.batches import next_sequence
@@ -24,6 +24,8 @@ from kmirror_dagster.errors import (
 )
 from kmirror_dagster.records import PartitionRecord
 from kmirror_dagster.replication.filler import BATCH_RECORDS, PAYLOAD, filler_batch
+from kmirror_dagster.replication.plan import Hole
+from kmirror_dagster.replication.translation import NoStore, OffsetStore, Translation
 from kmirror_dagster.settings import PolicySettings
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class Alignment:
         destination_start: its log start.
         source_start: log start of the source.
         open_transaction: producer of a transaction of ours that is still open, None normally.
+        translation: source offsets of the destination's, and how they may come to differ further.
     """
 
     producer_id: int
@@ -71,6 +74,7 @@ class Alignment:
     source_start: int
     source_end: int
     open_transaction: ProducerState | None = None
+    translation: Translation = field(default_factory=Translation)
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,7 @@ async def align(
     policies: PolicySettings,
     *,
     filler_id: str,
+    store: OffsetStore | None = None,
 ) -> Alignment:
     """Do the work of LOG_ALIGNMENT for one partition.
 
@@ -134,13 +139,14 @@ async def align(
         record: what is stored of the partition.
         policies: of the mirror.
         filler_id: transactional id that gives filler its producer id; the same for every owner of the partition.
+        store: where the map of translated offsets is kept; None: they are not translated.
 
     Raises:
         ReplicationError: cannot be aligned; its `retriable` flag tells whether time may help.
     """
     tp = (record.topic, record.partition)
     try:
-        return await _align(source, destination, tp, record, policies, filler_id)
+        return await _align(source, destination, tp, record, policies, filler_id, store or NoStore())
     except ReplicationError:
         raise
     except BrokerError as error:
@@ -158,6 +164,7 @@ async def _align(
     record: PartitionRecord,
     policies: PolicySettings,
     filler_id: str,
+    store: OffsetStore,
 ) -> Alignment:
     await source.refresh([tp[0]])
     leader = await retrying(lambda: source.leader(*tp), deadline_s=_DEADLINE_S)
@@ -174,24 +181,30 @@ async def _align(
     source_end = await _listed(source, tp, LATEST)
     start = await _listed(destination, tp, EARLIEST)
     end = await destination_end(destination, tp, producer_id)
-    filling = await _is_filling(destination, tp, policies, source_start, start, end.offset)
-    fresh = end.offset == 0 or filling
+    translation = await _translation(destination, tp, policies, store, start, end.offset)
+    cursor = translation.offsets.to_source(end.offset)
+    filling = await _is_filling(destination, tp, policies, source_start, start, end.offset, cursor)
+    fresh = cursor == 0 or filling
     first = await _first_offset(source, tp, policies, source_start, source_end, fresh=fresh)
-    if end.offset > source_end:
+    if cursor > source_end:
         raise ReplicationError(
-            f"{tp[0]}/{tp[1]}: the destination ends at {end.offset}, the source at {source_end}: the source lost "
+            f"{tp[0]}/{tp[1]}: the destination ends at {cursor}, the source at {source_end}: the source lost "
             "its tail, or somebody else wrote to the destination; compare both and delete the topic at the "
             "destination to mirror it anew"
         )
-    if end.offset < first or (filling and end.offset == first):
+    if cursor < first or (filling and cursor == first):
         if start < end.offset and not filling:
-            _refuse_loss(tp, policies, end.offset, first)
-        await Filler(destination, tp, filler_id).up_to(first)
-        end = await destination_end(destination, tp, producer_id)
-        start = first
+            _refuse_loss(tp, policies, cursor, first)
+        start = await _go_to(translation, tp, end.offset, first)
+        if start:
+            await Filler(destination, tp, filler_id).up_to(start)
+            end = await destination_end(destination, tp, producer_id)
+        translation.destination_start = start
     last_epoch = -1
-    if end.offset > max(source_start, start):
-        last_epoch = await _prove_common(source, destination, tp, end.offset - 1)
+    cursor = translation.offsets.to_source(end.offset)
+    if cursor > source_start and end.offset > start:
+        last = end.offset - 1
+        last_epoch = await _prove_common(source, destination, tp, last, translation.offsets.to_source(last))
     return Alignment(
         producer_id=producer_id,
         producer_epoch=producer_epoch,
@@ -203,7 +216,43 @@ async def _align(
         source_start=source_start,
         source_end=source_end,
         open_transaction=end.open_transaction,
+        translation=translation,
     )
+
+
+async def _translation(
+    destination: WireCluster,
+    tp: TopicPartition,
+    policies: PolicySettings,
+    store: OffsetStore,
+    start: int,
+    end: int,
+) -> Translation:
+    """Offsets of the copy as it is: what was mapped behind its end is gone with the records there."""
+    may_translate = policies.may_translate(tp[0])
+    if store.is_empty and not may_translate:
+        return Translation()
+    await destination.refresh([tp[0]])  # a copy that was made anew has another id, and nothing in it
+    leader = await retrying(lambda: destination.leader(*tp), deadline_s=_DEADLINE_S)
+    topic_id = str(leader.topic_id) if leader.topic_id else None
+    stored = store.load(topic_id)
+    offsets = stored.truncated(end)
+    if offsets != stored:
+        # it must be out of the way before the log reaches those offsets again
+        await store.save(topic_id, offsets)
+    translation = Translation(offsets, store=store, destination_topic_id=topic_id, destination_start=start)
+    if may_translate:
+        translation.longest = policies.max_hole_records
+    return translation
+
+
+async def _go_to(translation: Translation, tp: TopicPartition, end: int, first: int) -> int:
+    """Where the destination's log has to begin for source offset `first`, filled up to there or with a new run."""
+    reached = translation.offsets.to_source(end)
+    if translation.leaves_out(Hole(reached, first, -1)):
+        await translation.leave_out(f"{tp[0]}/{tp[1]}", end, first)
+        return end
+    return end + first - reached
 
 
 async def _listed(cluster: WireCluster, tp: TopicPartition, which: int) -> int:
@@ -244,9 +293,10 @@ async def _is_filling(
     source_start: int,
     start: int,
     end: int,
+    cursor: int,
 ) -> bool:
     """Whether the last record is filler of an alignment that was interrupted before it deleted it."""
-    if start == end or (end > source_start and policies.start.at == "earliest"):
+    if start == end or (cursor > source_start and policies.start.at == "earliest"):
         return False
     look = await look_at(destination, *tp, end - 1)
     record = look.record_at(end - 1) if look is not None else None
@@ -264,24 +314,26 @@ def _refuse_loss(tp: TopicPartition, policies: PolicySettings, end: int, first: 
 
 
 async def _prove_common(
-    source: WireCluster, destination: WireCluster, tp: TopicPartition, offset: int
+    source: WireCluster, destination: WireCluster, tp: TopicPartition, offset: int, source_offset: int
 ) -> int:
     """Compare the last mirrored record on both sides.
 
     Returns:
         Leader epoch of the source's batch, -1 when the source has nothing at that offset any more.
     """
-    ours, theirs = await asyncio.gather(look_at(destination, *tp, offset), look_at(source, *tp, offset))
-    if theirs is None or theirs.header.base_offset > offset:
+    ours, theirs = await asyncio.gather(
+        look_at(destination, *tp, offset), look_at(source, *tp, source_offset)
+    )
+    if theirs is None or theirs.header.base_offset > source_offset:
         return -1
     if ours is None or ours.header.base_offset > offset:
         return theirs.header.leader_epoch
-    here, there = ours.record_at(offset), theirs.record_at(offset)
+    here, there = ours.record_at(offset), theirs.record_at(source_offset)
     # a record that only one side has was compacted away on the other
     if here is not None and (theirs.header.is_control or (there is not None and here[1:] != there[1:])):
         raise DivergedError(
-            f"{tp[0]}/{tp[1]}: the record at offset {offset} differs between source and destination: they are not "
-            "the same log; delete the topic at the destination to mirror it anew"
+            f"{tp[0]}/{tp[1]}: the record at offset {source_offset} differs between source and destination: they are "
+            "not the same log; delete the topic at the destination to mirror it anew"
         )
     return theirs.header.leader_epoch
 

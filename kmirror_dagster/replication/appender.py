@@ -285,7 +285,7 @@ class DestinationAppender:
             elif copier.phase is Phase.STOPPED:
                 copier.doubtful = True
             elif answer is not None and answer.error_code in TOO_LARGE and step.count > 1:
-                copier.limits = copier.limits.after_refusal(step)
+                copier.make_smaller(step)
                 self._on_doubt(copier, f"a batch of {step.size} bytes is too large for the topic")
                 return
             elif answer is not None and answer.error_code in _REFUSALS:

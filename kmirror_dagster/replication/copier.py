@@ -14,8 +14,9 @@ from kmirror_dagster.broker.connection import BufferPool
 from kmirror_dagster.broker.fetch import FetchedPartition, FetchPosition
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.errors import ReplicationError
-from kmirror_dagster.replication.plan import NO_LIMITS, Append, Hole, Limits, Marker, Step, plan
+from kmirror_dagster.replication.plan import NO_LIMITS, Append, Hole, Limits, Marker, Skip, Step, plan
 from kmirror_dagster.replication.progress import Meter, Progress
+from kmirror_dagster.replication.translation import Translation
 
 TopicPartition = tuple[str, int]
 
@@ -84,14 +85,15 @@ class Sequence:
 
 @dataclass(eq=False)
 class Copier:
-    """State of one running partition.
+    """State of one running partition. Offsets are the destination's where nothing else is said.
 
     Attributes:
         fenced_lane: coordinator partition, whose owner alone writes here.
         owner_epoch: that owner's leader epoch.
         acked: the destination's log end as acknowledged; all before it is appended for sure.
         sent: end of what was sent.
-        planned: next offset to fetch.
+        planned: offset that what is fetched next will have.
+        planned_source: next offset to fetch, which is the source's.
         in_flight: batches sent and unanswered.
     """
 
@@ -106,6 +108,7 @@ class Copier:
     leader_epoch: int = -1
     last_epoch: int = -1
     planned: int = 0
+    planned_source: int = 0
     sent: int = 0
     in_flight: int = 0
     aborted_in_flight: bool = False
@@ -128,6 +131,7 @@ class Copier:
     unproven: bool = False
     futile: int = 0
     limits: Limits = NO_LIMITS
+    translation: Translation = field(default_factory=Translation)
     error: ReplicationError | None = None
     trouble_since: float | None = None
 
@@ -147,6 +151,7 @@ class Copier:
     def restart_at(self, offset: int) -> None:
         """Begin again behind the destination's log end; the queue must be empty."""
         self.acked = self.sent = self.planned = offset
+        self.planned_source = self.translation.offsets.to_source(offset)
         self.blocked = False
 
     # reading side
@@ -158,7 +163,9 @@ class Copier:
 
     def position(self, max_bytes: int) -> FetchPosition:
         """What to fetch next."""
-        return FetchPosition(self.topic_id, self.planned, self.leader_epoch, self.last_epoch, max_bytes)
+        return FetchPosition(
+            self.topic_id, self.planned_source, self.leader_epoch, self.last_epoch, max_bytes
+        )
 
     def take(self, fetched: FetchedPartition, asked_offset: int, lease: Lease) -> None:
         """Plan what was fetched and queue it.
@@ -175,10 +182,13 @@ class Copier:
         self.source_end = fetched.high_watermark
         self.source_start = max(self.source_start, fetched.log_start_offset)
         self.meter.source_end(time.monotonic(), fetched.high_watermark)
-        if not len(fetched.records) or asked_offset != self.planned:
+        if not len(fetched.records) or asked_offset != self.planned_source:
             return
         self.last_take = len(fetched.records)
-        for step in plan(fetched.records, self.planned, fetched.aborted, self.limits):
+        for step in plan(fetched.records, self.planned_source, fetched.aborted, self.limits):
+            self.planned_source = step.end
+            if self.planned != step.start or (isinstance(step, Hole) and self.translation.leaves_out(step)):
+                step = self._at_destination(step)
             self.queue.append(Queued(step, lease))
             lease.hold()
             if isinstance(step, Append):
@@ -186,12 +196,31 @@ class Copier:
             self.planned = step.end
             self.last_epoch = step.leader_epoch
 
+    def _at_destination(self, step: Step) -> Step:
+        """The same step with the offsets it has at the destination."""
+        if isinstance(step, Hole) and self.translation.leaves_out(step):
+            return Skip(self.planned, step.end, step.leader_epoch)
+        end = self.planned + step.end - step.start
+        if isinstance(step, Append):
+            step.start, step.end = self.planned, end
+            return step
+        return (
+            Marker(self.planned, step.leader_epoch)
+            if isinstance(step, Marker)
+            else Hole(self.planned, end, step.leader_epoch)
+        )
+
     # appending side
 
     @property
     def head(self) -> Step | None:
         """Next step to be done, None when there is none or the copier is not running."""
         return self.queue[0].step if self.queue and self.phase is Phase.RUNNING else None
+
+    @property
+    def head_step(self) -> Step | None:
+        """First step of the queue, whatever the phase."""
+        return self.queue[0].step if self.queue else None
 
     @property
     def can_append(self) -> bool:
@@ -214,14 +243,14 @@ class Copier:
         head = self.head
         if head is None or self.blocked or self.in_flight:
             return False
-        return isinstance(head, (Marker, Hole)) or (head.aborted and not self.transaction_open)
+        return not isinstance(head, Append) or (head.aborted and not self.transaction_open)
 
     def control_end(self) -> int:
         """Offset behind the control records the queue begins with; they are written in one go."""
         end = self.acked
         for entry in self.queue:
             step = entry.step
-            if isinstance(step, Append) or (self.transaction_open and isinstance(step, Marker)):
+            if isinstance(step, (Append, Skip)) or (self.transaction_open and isinstance(step, Marker)):
                 break
             end = step.end
         return end
@@ -242,6 +271,10 @@ class Copier:
         identity = (sequence.producer_id, sequence.producer_epoch, base)
         return batches.stamp(step.view, step.header, *identity, transactional=step.aborted)
 
+    def make_smaller(self, step: Append) -> None:
+        """Plan smaller batches from now on: this one was too large."""
+        self.limits = self.limits.after_refusal(step, self.translation.offsets.to_source(step.end - 1) + 1)
+
     def drop_queue(self) -> None:
         """Throw away what was planned and not sent."""
         for entry in self.queue:
@@ -249,18 +282,20 @@ class Copier:
         self.queue.clear()
         self.queued_bytes = 0
         self.planned = self.sent
+        self.planned_source = self.translation.offsets.to_source(self.sent)
 
     def progress(self) -> Progress:
         """Snapshot for people and metrics."""
         now = time.monotonic()
         records_per_second, bytes_per_second = self.meter.rates(now)
+        reached = self.translation.offsets.to_source(self.acked)
         return Progress(
             source_start=self.source_start,
             source_end=self.source_end,
             destination_start=self.destination_start,
             destination_end=self.acked,
-            lag_records=max(0, self.source_end - self.acked) if self.source_end >= 0 else 0,
-            lag_seconds=self.meter.lag_seconds(now, self.acked),
+            lag_records=max(0, self.source_end - reached) if self.source_end >= 0 else 0,
+            lag_seconds=self.meter.lag_seconds(now, reached),
             records_per_second=records_per_second,
             bytes_per_second=bytes_per_second,
             records_total=self.meter.records,

@@ -20,7 +20,7 @@ from kmirror_dagster.replication.appender import TOO_LARGE
 from kmirror_dagster.replication.copier import Copier, Phase, Sequence
 from kmirror_dagster.replication.doubt import Doubt, Verdict, judge
 from kmirror_dagster.replication.markers import MarkerWriter, foreign_write
-from kmirror_dagster.replication.plan import Append, Hole, Marker
+from kmirror_dagster.replication.plan import Append, Hole, Marker, Skip
 from kmirror_dagster.replication.rhythm import Rhythm
 from kmirror_dagster.settings import PolicySettings
 
@@ -103,7 +103,7 @@ class CopierDriver:
             self._attachment.send(copier)
         elif copier.needs_barrier_work:
             copier.blocked = True
-            if isinstance(copier.head, Append) or (
+            if isinstance(copier.head, (Append, Skip)) or (
                 copier.transaction_open and isinstance(copier.head, Marker)
             ):
                 self._attachment.spawn(self._guarded(copier, lambda: self._at_barrier(copier)))
@@ -123,12 +123,14 @@ class CopierDriver:
             copier.on_failure(ReplicationError(f"{copier.name}: {type(error).__name__}: {error}"))
 
     async def _at_barrier(self, copier: Copier) -> None:
-        """Open an own transaction, or end it: both need everything before acknowledged."""
+        """Open an own transaction, end it, or leave a hole out: each needs everything before acknowledged."""
         step = copier.head
         try:
             self._assure_ownership()
             if isinstance(step, Append):
                 await self._open_transaction(copier, step.start)
+            elif isinstance(step, Skip):
+                await self._leave_out(copier, step)
             elif step is not None and copier.transaction is not None:
                 await self._end_transaction(copier, copier.transaction, step)
         except KmirrorError as error:
@@ -138,7 +140,25 @@ class CopierDriver:
             self._written(copier, step.end)
             return
         copier.blocked = False
+        if isinstance(step, Skip) and copier.head is step:
+            copier.pop().lease.drop()
+            copier.futile = 0
         self.advance(copier)
+
+    async def _leave_out(self, copier: Copier, step: Skip) -> None:
+        """Have the map stored first: what is appended from then on has the offsets it says."""
+        end = await destination_end(self._destination, copier.key, copier.plain.producer_id)
+        if end.offset != step.start:
+            raise KmirrorError(f"{copier.name}: the destination ends at {end.offset} instead of {step.start}")
+        copier.unproven = False
+        self._assure_ownership()
+        await copier.translation.leave_out(copier.name, step.start, step.source)
+        log.info(
+            "%s: offsets up to %d hold no record at the source and are left out; it is mirrored at %d",
+            copier.name,
+            step.source - 1,
+            step.start,
+        )
 
     def _write_control(self, copier: Copier) -> None:
         """Have the control records written that the queue begins with."""
@@ -156,7 +176,7 @@ class CopierDriver:
         copier.blocked = False
         if copier.phase not in (Phase.RUNNING, Phase.STOPPED):
             return
-        while copier.queue and copier.queue[0].step.end <= end:
+        while (step := copier.head_step) is not None and step.end <= end and not isinstance(step, Skip):
             entry = copier.pop()
             copier.acked_epoch = entry.step.leader_epoch
             entry.lease.drop()
@@ -181,7 +201,8 @@ class CopierDriver:
     def _long_hole(self, copier: Copier, hole: Hole) -> ReplicationError:
         error = ReplicationError(
             f"{copier.name}: {hole.end - hole.start} offsets from {hole.start} on hold no record at the source, more "
-            f"than policies.max_hole_records ({self._policies.max_hole_records}): raise it to fill them"
+            f"than policies.max_hole_records ({self._policies.max_hole_records}): raise it to fill them, or set "
+            "policies.offsets to translated to leave them out"
         )
         error.retriable = False
         return error
@@ -352,6 +373,11 @@ class CopierDriver:
                 end.offset,
                 copier.acked - 1,
             )
+        if copier.translation.offsets.truncated(end.offset) != copier.translation.offsets:
+            copier.on_failure(
+                ReplicationError(f"{copier.name}: its log was cut at {end.offset}: aligning again")
+            )
+            return
         log.info("%s: goes on at %d after: %s", copier.name, end.offset, reason)
         copier.plain.next = end.next_sequence
         copier.plain.known = end.own is not None and end.own.last_sequence >= 0
@@ -371,11 +397,11 @@ class CopierDriver:
     async def _explain(self, copier: Copier, fetched: FetchedPartition) -> None:
         """Say why the source refuses a position, and end with that."""
         if fetched.diverging_end_offset >= 0:
-            lost = copier.planned - fetched.diverging_end_offset
+            lost = copier.planned_source - fetched.diverging_end_offset
             copier.on_failure(
                 DivergedError(
                     f"{copier.name}: the source lost its offsets {fetched.diverging_end_offset} to "
-                    f"{copier.planned - 1} ({lost}) in an unclean leader election, the destination holds them; "
+                    f"{copier.planned_source - 1} ({lost}) in an unclean leader election, the destination holds them; "
                     "delete the topic at the destination to mirror the source anew"
                 )
             )
@@ -395,9 +421,9 @@ class CopierDriver:
         copier.on_failure(self._out_of_range(copier, first, last))
 
     def _out_of_range(self, copier: Copier, first: int, last: int) -> ReplicationError:
-        if copier.planned < first:
+        if (wanted := copier.planned_source) < first:
             loss = SourceLossError(
-                f"{copier.name}: offsets {copier.planned} to {first - 1} ({first - copier.planned}) were deleted at "
+                f"{copier.name}: offsets {wanted} to {first - 1} ({first - wanted}) were deleted at "
                 "the source before they were mirrored: set policies.source_log_start_beyond_cursor to skip-to-start to "
                 "go on without them"
             )
@@ -405,8 +431,8 @@ class CopierDriver:
             loss.retriable = self._policies.source_log_start_beyond_cursor == "skip-to-start"
             return loss
         return ReplicationError(
-            f"{copier.name}: the source ends at {last}, before the destination's end {copier.planned}: it lost its "
-            "tail; delete the topic at the destination to mirror the source anew"
+            f"{copier.name}: the source ends at {last}, before the destination's end {copier.planned_source}: it "
+            "lost its tail; delete the topic at the destination to mirror the source anew"
         )
 
 

@@ -24,6 +24,7 @@ from kmirror_dagster.replication.driver import GIVE_UP_AFTER_S, CopierDriver
 from kmirror_dagster.replication.progress import Progress
 from kmirror_dagster.replication.reader import SourceReader
 from kmirror_dagster.replication.rhythm import Rhythm
+from kmirror_dagster.replication.translation import OffsetStore
 from kmirror_dagster.settings import MirrorSettings
 
 log = logging.getLogger(__name__)
@@ -98,8 +99,16 @@ class MirrorLink:
 
     # lifecycle of partitions
 
-    async def align(self, topic: str, partition: int, record: PartitionRecord) -> Alignment:
+    async def align(
+        self, topic: str, partition: int, record: PartitionRecord, store: OffsetStore | None = None
+    ) -> Alignment:
         """Do the work of LOG_ALIGNMENT.
+
+        Args:
+            topic: topic.
+            partition: partition.
+            record: what is stored of it.
+            store: where the map of its offsets is kept, should they be translated.
 
         Raises:
             ReplicationError: with the reason to store.
@@ -110,6 +119,7 @@ class MirrorLink:
             record,
             self.settings.policies,
             filler_id=f"{self._prefix}/{topic}/{partition}/filler",
+            store=store,
         )
 
     def start(
@@ -153,6 +163,7 @@ class MirrorLink:
             source_start=alignment.source_start,
             source_end=alignment.source_end,
             destination_start=alignment.destination_start,
+            translation=alignment.translation,
         )
         if alignment.open_transaction is not None:
             self._driver.inherit(copier, alignment.open_transaction)

@@ -7,6 +7,8 @@ partition become steps, each of which takes an exact run of offsets at the desti
 - `Append` with `aborted`: records of an aborted transaction, to be appended inside an own transaction;
 - `Marker`: one control record (a transaction marker at the source);
 - `Hole`: offsets without any record at the source (compaction).
+
+Where offsets are translated, a copier makes a `Skip` of a long hole (see translation.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,12 +48,12 @@ class Limits:
         """Whether a batch can be passed on as it is."""
         return header.record_count <= self.records or header.base_offset >= self.records_before
 
-    def after_refusal(self, step: "Append") -> "Limits":
-        """Smaller ones, after a batch of more than one record was too large."""
+    def after_refusal(self, step: "Append", source_end: int) -> "Limits":
+        """Smaller ones, after a batch of more than one record, up to a source offset, was too large."""
         if step.joined > 1:
             # the topic allows less than joined batches usually have: join less, down to not at all
             return replace(self, joined_bytes=step.size // 4 if step.size > _SMALL_BYTES else 0)
-        return replace(self, records=max(step.count // 4, 1), records_before=step.end)
+        return replace(self, records=max(step.count // 4, 1), records_before=source_end)
 
 
 @dataclass(slots=True)
@@ -105,7 +107,21 @@ class Hole:
     leader_epoch: int
 
 
-Step = Append | Marker | Hole
+@dataclass(slots=True, frozen=True)
+class Skip:
+    """A hole that is left out: destination offset `start` stands for source offset `source` from then on."""
+
+    start: int
+    source: int
+    leader_epoch: int
+
+    @property
+    def end(self) -> int:
+        """It takes no offset."""
+        return self.start
+
+
+Step = Append | Marker | Hole | Skip
 NO_LIMITS = Limits()
 
 

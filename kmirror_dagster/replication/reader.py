@@ -241,7 +241,7 @@ class SourceReader:
         if fetched.error_code == codes.OFFSET_NOT_AVAILABLE:
             return
         if fetched.error_code or fetched.diverging_end_offset >= 0:
-            if asked.offset == copier.planned:
+            if asked.offset == copier.planned_source:
                 self.remove(copier)
                 self._on_refused(copier, fetched)
             return

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from kmirror_dagster.settings.base import Settings, refused
+from kmirror_dagster.settings.filters import check_pattern, matches_any
 
 _START_FORM = "expected earliest, latest or {timestamp: ...}"
 
@@ -144,7 +145,17 @@ class PolicySettings(Settings):
         default=10_000_000,
         ge=0,
         le=9_007_199_254_740_991,
-        description="Longest run of offsets without a readable record that is filled; beyond it: FAILED.",
+        description="Longest run of offsets without a readable record that is filled; beyond it: FAILED, or left out "
+        "where offsets are translated.",
+    )
+    offsets: Literal["exact", "translated"] = Field(
+        default="exact",
+        description="Longer runs of offsets without a record. exact: FAILED, naming the figure; translated: they are "
+        "left out, offsets behind them differ by that much, exactly mapped ('kmirror offsets').",
+    )
+    translated_topics: list[str] = Field(
+        default_factory=list,
+        description="Whole-name RE2 patterns of topics whose offsets are translated though `offsets` is exact.",
     )
     rpo_seconds: float = Field(
         default=60.0, gt=0, le=31_536_000, description="Lag in seconds above which the lag check fails."
@@ -157,3 +168,19 @@ class PolicySettings(Settings):
     failover: FailoverSettings = Field(
         default_factory=FailoverSettings, description="When the failover sensor acts, once it is switched on."
     )
+
+    @field_validator("translated_topics")
+    @classmethod
+    def _are_patterns(cls, value: list[str]) -> list[str]:
+        for pattern in value:
+            check_pattern(pattern)
+        return value
+
+    @property
+    def never_translates(self) -> bool:
+        """Whether offsets of no topic at all may come to differ."""
+        return self.offsets == "exact" and not self.translated_topics
+
+    def may_translate(self, topic: str) -> bool:
+        """Whether offsets of a topic may come to differ between source and destination."""
+        return self.offsets == "translated" or matches_any(self.translated_topics, topic)

@@ -17,6 +17,7 @@ from kmirror_dagster.coordination.models import (
     MirrorPlan,
     MirrorSummary,
     NodeInfo,
+    PartitionOffsets,
     PartitionStatus,
     RefreshStatus,
     StepStatus,
@@ -53,6 +54,7 @@ class FakeNode:
     error: BaseException | None = None
     refresh_ok: bool = True
     planned: MirrorPlan | None = None
+    offsets: PartitionOffsets | None = None
     topic_error: str | None = None
     looks: int = 0
     on_look: Callable[["FakeNode"], None] = lambda _: None
@@ -113,6 +115,11 @@ class FakeNode:
 
     def document(self, name: str) -> dict[str, Any]:
         return {"mirror": name}
+
+    def offsets_of(self, name: str, topic: str, partition: int) -> PartitionOffsets:
+        assert self.offsets is not None
+        assert (self.offsets.topic, self.offsets.partition) == (topic, partition)
+        return self.offsets
 
     def plan(self, name: str) -> MirrorPlan:
         self.mirror(name)

@@ -29,6 +29,7 @@ from kmirror_dagster.coordination.view import StateView, decode_entry
 from kmirror_dagster.errors import FencedError, KmirrorError, NotLeaderError, ReplicationError
 from kmirror_dagster.lifecycle import ALIGNING_STATES, MirrorState, RetryPolicy
 from kmirror_dagster.metadata.acls import TopicAcls
+from kmirror_dagster.metadata.offsets import OffsetMaps
 from kmirror_dagster.metadata.outcome import (
     PlannedChange,
     RefreshOutcome,
@@ -40,6 +41,7 @@ from kmirror_dagster.records import MirrorRecord, PartitionRecord, TopicRecord
 from kmirror_dagster.replication.alignment import Alignment
 from kmirror_dagster.replication.link import Position, ProbeResult
 from kmirror_dagster.replication.progress import Progress
+from kmirror_dagster.replication.translation import OffsetStore
 from kmirror_dagster.settings import ClusterSettings
 
 T = TypeVar("T")
@@ -156,6 +158,7 @@ class MemoryLink:
         self.running: dict[tuple[str, int], Callable[[ReplicationError], None]] = {}
         self.epochs: dict[tuple[str, int], int] = {}
         self.aligned: list[PartitionRecord] = []
+        self.stores: dict[tuple[str, int], OffsetStore] = {}
         self.finals: list[tuple[str, int]] = []
         self.align_errors: dict[str, list[Exception]] = {}
         self.stop_errors: dict[str, list[KmirrorError]] = {}
@@ -166,7 +169,10 @@ class MemoryLink:
         self.probe_error: str | None = None
         self.closed = False
 
-    async def align(self, topic: str, partition: int, record: PartitionRecord) -> Alignment:
+    async def align(
+        self, topic: str, partition: int, record: PartitionRecord, store: OffsetStore
+    ) -> Alignment:
+        self.stores[topic, partition] = store
         self.aligned.append(record)
         self._assert_stored(topic, partition, ALIGNING_STATES | {MirrorState.MIRRORING})
         await self.gate.wait()
@@ -245,6 +251,7 @@ class MemoryRefresher:
         *,
         synced_acls: frozenset[Acl] = frozenset(),
         synced_quotas: frozenset[Quota] = frozenset(),
+        offset_maps: OffsetMaps | None = None,
     ) -> RefreshOutcome:
         self._world.refreshes += 1
         if self._world.refresh_error is not None:
@@ -262,6 +269,7 @@ class MemoryRefresher:
         *,
         synced_acls: frozenset[Acl] = frozenset(),
         synced_quotas: frozenset[Quota] = frozenset(),
+        offset_maps: OffsetMaps | None = None,
     ) -> RefreshPlan:
         if self._world.refresh_error is not None:
             raise self._world.refresh_error

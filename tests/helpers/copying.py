@@ -12,6 +12,7 @@ from kmirror_dagster.replication.budget import Budget
 from kmirror_dagster.replication.link import MirrorLink
 from kmirror_dagster.settings import ClusterSettings, FilterSettings, MirrorSettings, PolicySettings
 from tests.helpers.kafka import READ_COMMITTED, READ_UNCOMMITTED, consume, log_range
+from tests.helpers.translated import KeptOffsets
 
 T = TypeVar("T")
 
@@ -40,6 +41,7 @@ class Copying:
         self.failures: dict[tuple[str, int], ReplicationError] = {}
         self.records: dict[tuple[str, int], PartitionRecord] = {}
         self.owner = owner
+        self.offsets: dict[tuple[str, int], KeptOffsets] = {}
 
     async def begin(
         self,
@@ -64,7 +66,8 @@ class Copying:
         known = known or PartitionRecord(
             mirror=self.mirror, topic=topic, partition=partition, state=MirrorState.LOG_ALIGNMENT
         )
-        alignment = await self.link.align(topic, partition, known)
+        store = self.offsets.setdefault(tp, KeptOffsets())
+        alignment = await self.link.align(topic, partition, known, store)
         self.records[tp] = known.model_copy(
             update={
                 "producer_id": alignment.producer_id,

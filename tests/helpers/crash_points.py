@@ -147,7 +147,7 @@ def attack(clusters: Clusters, ground: Ground, points: Iterable[Point], proxy: F
                 mirror,
                 (ground.topic, partition),
                 ground.ends[partition],
-                fault,
+                fault.hit,
                 crashes=outcome.point.action is Action.CRASH,
                 prepare=ground.scenario.prepare,
             )

@@ -1,6 +1,7 @@
 """Copying that is broken at a chosen point, and goes on as a node would: again, or by another owner."""
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from kmirror_dagster.errors import ReplicationError
 from kmirror_dagster.settings import ClusterSettings, MirrorSettings, PolicySettings
 from tests.conftest import Clusters
 from tests.helpers.copying import Copying
-from tests.helpers.proxy import Fault
+from tests.helpers.translated import KeptOffsets
 
 Prepare = Callable[[Copying], None]
 
@@ -128,7 +129,9 @@ async def _begin(copying: Copying, tp: tuple[str, int], until: Callable[[], bool
 
 def _reached(copying: Copying, tp: tuple[str, int], end: int) -> bool:
     progress = copying.link.progress(*tp)
-    return progress is not None and progress.destination_end >= end
+    if progress is None:
+        return False
+    return progress.destination_end >= end or (progress.source_end >= end and not progress.lag_records)
 
 
 async def copy_with_fault(
@@ -136,23 +139,32 @@ async def copy_with_fault(
     mirror: str,
     tp: tuple[str, int],
     end: int,
-    fault: Fault,
+    hit: threading.Event,
     *,
     crashes: bool,
     prepare: Prepare = lambda _: None,
+    policies: PolicySettings | None = None,
+    kept: KeptOffsets | None = None,
 ) -> Attempt:
-    """Copy a partition while a fault is armed; when it is a crash, another owner finishes the work."""
+    """Copy a partition while a fault is armed; when it is a crash, another owner finishes the work.
+
+    Args:
+        hit: set when the fault has come.
+        kept: where the map of its offsets is kept.
+    """
     attempt = Attempt()
-    first = Copying(proxied_settings(clusters, mirror, f"{mirror}-first"), owner=1)
+    first = Copying(proxied_settings(clusters, mirror, f"{mirror}-first", policies), owner=1)
+    first.offsets[tp] = kept = kept or KeptOffsets()
     prepare(first)
     try:
-        await copy_through(first, tp, end, attempt, until=fault.hit.is_set if crashes else lambda: False)
+        await copy_through(first, tp, end, attempt, until=hit.is_set if crashes else lambda: False)
         if not crashes:
             await first.link.close()
             return attempt
     finally:
         await crash(first)
-    second = Copying(proxied_settings(clusters, mirror, f"{mirror}-second"), owner=2)
+    second = Copying(proxied_settings(clusters, mirror, f"{mirror}-second", policies), owner=2)
+    second.offsets[tp] = kept
     prepare(second)
     second.records = dict(first.records)  # as they were stored
     try:

@@ -12,6 +12,7 @@ from kmirror_dagster.lifecycle import DesiredState, MirrorState
 from kmirror_dagster.records import (
     LeaderRecord,
     MirrorRecord,
+    OffsetMapRecord,
     PartitionRecord,
     PositionRecord,
     Record,
@@ -67,6 +68,15 @@ RECORDS = st.one_of(
         source_leader_epoch=st.integers(-1, 10_000),
         offset=NUMBERS,
         recorded_ms=NUMBERS,
+        source_offset=st.none() | NUMBERS,
+    ),
+    st.builds(
+        OffsetMapRecord,
+        mirror=NAMES,
+        topic=NAMES,
+        partition=st.integers(0, 10_000),
+        destination_topic_id=st.none() | NAMES,
+        runs=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=5).map(tuple),
     ),
     st.builds(
         LeaderRecord,

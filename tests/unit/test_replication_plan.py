@@ -177,5 +177,5 @@ def test_a_batch_that_was_too_large_is_cut() -> None:
     built = [Built(0, 39, tuple(range(40))), Built(40, 79, tuple(range(40, 80)))]
     view = memoryview(bytearray(b"".join(each.bytes() for each in built)))
     refused = Append(0, 40, False, 0, view, next(batches.headers(view)))
-    steps = list(plan(view, 0, [], NO_LIMITS.after_refusal(refused)))
+    steps = list(plan(view, 0, [], NO_LIMITS.after_refusal(refused, refused.end)))
     assert [(step.start, step.end) for step in steps] == [(0, 10), (10, 20), (20, 30), (30, 40), (40, 80)]

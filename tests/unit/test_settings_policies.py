@@ -95,3 +95,13 @@ def test_every_setting_is_described(model: type[BaseModel]) -> None:
                 walk(inner)
 
     walk(model)
+
+
+def test_topics_are_translated_by_name_or_all_of_them() -> None:
+    """Exact offsets are the default; patterns match whole names, and a malformed one is refused."""
+    assert PolicySettings().never_translates
+    some = PolicySettings(translated_topics=["audit.*"])
+    assert [some.may_translate(name) for name in ("audit-1", "an-audit")] == [True, False]
+    assert PolicySettings(offsets="translated").may_translate("anything")
+    with pytest.raises(ValueError, match="RE2"):
+        PolicySettings(translated_topics=["("])
