@@ -168,6 +168,12 @@ def _begun(
     if unready or not chosen:
         what = f"{', '.join(unready[:5])} is not MIRRORING" if unready else "no topic is mirrored"
         raise UsageError(f"mirror {mirror}: {what}: nothing to switch over; see 'kmirror describe {mirror}'")
+    translated = sorted({told.topic for told in client.offsets(mirror)} & chosen.keys())
+    if translated:
+        raise UsageError(
+            f"mirror {mirror}: offsets of {', '.join(translated[:5])} are translated: it cannot be mirrored back as "
+            "the same log; leave it out (--topics), or stop it and fail back, which copies it anew"
+        )
     state = room.SwitchoverState(topics=sorted(chosen), quiet_s=quiet_s, drain_s=drain_s)
     return RecoveryRecord(
         mirror=mirror,

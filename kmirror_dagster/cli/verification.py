@@ -66,13 +66,20 @@ def verify(
         ]
         if groups and mirrored:
             _refresh(client, mirror)
-    limits = VerifyLimits(last_offsets=last, groups=groups, settle_s=settle, deadline_s=timeout)
-    with progress(f"verify {mirror}") as shown:
+        limits = VerifyLimits(last_offsets=last, groups=groups, settle_s=settle, deadline_s=timeout)
+        with progress(f"verify {mirror}") as shown:
 
-        def tell(seen: VerifyProgress) -> None:
-            shown.update(seen.done, seen.total, seen.phase)
+            def tell(seen: VerifyProgress) -> None:
+                shown.update(seen.done, seen.total, seen.phase)
 
-        report = compare_mirror(settings, chosen, group_topics=mirrored, limits=limits, progress=tell)
+            report = compare_mirror(
+                settings,
+                chosen,
+                group_topics=mirrored,
+                limits=limits,
+                progress=tell,
+                offset_maps=lambda: client.offset_maps(mirror),
+            )
     if session.json or json:
         print_json({**report.model_dump(mode="json"), "ok": report.ok, "skipped_topics": skipped})
     else:

@@ -49,6 +49,7 @@ from kmirror_dagster.errors import (
     NodeUnavailableError,
 )
 from kmirror_dagster.lifecycle import MirrorState
+from kmirror_dagster.offset_map import OffsetMap, Run
 from kmirror_dagster.records import RecoveryRecord
 
 START_HINT = "start one with: kmirror node start"
@@ -299,6 +300,13 @@ class NodeClient:
     def offsets(self, name: str) -> list[PartitionOffsets]:
         """Partitions of a mirror whose offsets are not the source's."""
         return self._get(_mirror_path(name, "offsets"), TypeAdapter(list[PartitionOffsets]))
+
+    def offset_maps(self, name: str) -> dict[tuple[str, int], OffsetMap]:
+        """Maps of these partitions by topic and partition."""
+        return {
+            (told.topic, told.partition): OffsetMap(tuple(Run(*run) for run in told.runs))
+            for told in self.offsets(name)
+        }
 
     def offsets_of(self, name: str, topic: str, partition: int) -> PartitionOffsets:
         """Offsets of one partition at both sides.

@@ -19,6 +19,7 @@ from kmirror_dagster.coordination.models import (
     VerbResult,
 )
 from kmirror_dagster.lifecycle import MirrorState
+from kmirror_dagster.offset_map import OffsetMap
 
 
 class NodeApi(Protocol):
@@ -49,6 +50,8 @@ class NodeApi(Protocol):
     def changes(
         self, *, cursor: str | None = None, mirror: str | None = None, limit: int = 200
     ) -> ChangeFeed: ...
+
+    def offset_maps(self, name: str) -> dict[tuple[str, int], OffsetMap]: ...
 
     def probes(self, name: str) -> list[ProbeHistory]: ...
 

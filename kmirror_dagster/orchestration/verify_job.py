@@ -1,10 +1,14 @@
 """Verify job: both clusters of a mirror compared record by record, as `kmirror verify` does."""
 
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
 import dagster as dg
 from pydantic import BaseModel, ConfigDict
 
 from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.lifecycle import DesiredState
+from kmirror_dagster.offset_map import OffsetMap
 from kmirror_dagster.orchestration.figures import seconds
 from kmirror_dagster.orchestration.job_parts import JobParts, mirrors_field, name_run, topics_field
 from kmirror_dagster.orchestration.node_api import NodeApi
@@ -12,6 +16,8 @@ from kmirror_dagster.orchestration.resources import resource_of
 from kmirror_dagster.orchestration.targets import MirrorTarget
 from kmirror_dagster.settings import MirrorSettings, load_mirror, mirror_from_document, name_matcher
 from kmirror_dagster.verification.report import VerifyReport
+
+OffsetMaps: TypeAlias = Mapping[tuple[str, int], OffsetMap]
 
 _CALL_BUDGET_S = 30.0
 _SHOWN = 100
@@ -54,7 +60,17 @@ def verify_job(parts: JobParts) -> dg.JobDefinition:
             try:
                 with resource_of(context, parts.resource_key).connect(budget_s=_CALL_BUDGET_S) as node:
                     settings, topics = _subject(node, view.target, config.topics)
-                report = _compare(settings, topics, config)
+                    translates = not settings.policies.never_translates or node.offset_maps(view.target.name)
+
+                def offset_maps(
+                    name: str = view.target.name, translates: bool = bool(translates)
+                ) -> OffsetMaps:
+                    if not translates:
+                        return {}
+                    with resource_of(context, parts.resource_key).connect(budget_s=_CALL_BUDGET_S) as node:
+                        return node.offset_maps(name)
+
+                report = _compare(settings, topics, config, offset_maps)
             except KmirrorError as error:
                 raise dg.Failure(f"verify {mirror}: {error}", allow_retries=False) from error
             context.log_event(dg.AssetObservation(asset_key=view.asset_key, metadata=verify_metadata(report)))
@@ -86,11 +102,18 @@ def _subject(node: NodeApi, target: MirrorTarget, patterns: list[str]) -> tuple[
     return settings, topics
 
 
-def _compare(settings: MirrorSettings, topics: list[str], config: VerifyConfig) -> VerifyReport:
+def _compare(
+    settings: MirrorSettings, topics: list[str], config: VerifyConfig, offset_maps: Callable[[], OffsetMaps]
+) -> VerifyReport:
     # both Kafka clients come with it, which loading of definitions need not wait for
     from kmirror_dagster.verification.compare import VerifyLimits, compare_mirror
 
-    return compare_mirror(settings, topics, limits=VerifyLimits(last_offsets=config.last_offsets or None))
+    return compare_mirror(
+        settings,
+        topics,
+        limits=VerifyLimits(last_offsets=config.last_offsets or None),
+        offset_maps=offset_maps,
+    )
 
 
 def verify_metadata(report: VerifyReport) -> dict[str, dg.MetadataValue]:

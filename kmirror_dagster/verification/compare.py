@@ -32,6 +32,7 @@ from kmirror_dagster.verification.report import (
     VerifyReport,
 )
 from kmirror_dagster.verification.streams import DUPLICATE_WINDOW_BYTES, Compaction, PartitionComparison
+from kmirror_dagster.verification.translated import MapsLookup, TranslatedAdmin, TranslatedReader
 
 # Between two looks at a destination that is not there yet.
 _POLL_S = 0.25
@@ -85,6 +86,7 @@ def compare_mirror(
     group_topics: Sequence[str] | None = None,
     limits: VerifyLimits | None = None,
     progress: ProgressCallback | None = None,
+    offset_maps: MapsLookup = dict,
 ) -> VerifyReport:
     """Compare topics of a mirror at source and destination.
 
@@ -97,13 +99,16 @@ def compare_mirror(
         group_topics: topics whose committed group offsets are compared; None for `topics`.
         limits: how much and how long.
         progress: told about every step, at least a few times a second while records are read.
+        offset_maps: looks up the maps of partitions whose offsets are translated; differences have the destination's.
 
     Raises:
         ClusterUnreachableError, AuthenticationError: when a cluster cannot be read.
         SameClusterError: when both are one cluster.
         DeadlineError: when it did not end in time, or no record came for `stall_s`.
     """
-    comparison = _MirrorComparison(settings, limits or VerifyLimits(), progress or (lambda _: None))
+    comparison = _MirrorComparison(
+        settings, limits or VerifyLimits(), progress or (lambda _: None), offset_maps
+    )
     with ExitStack() as stack:
         comparison.open(stack)
         return comparison.run(topics, topics if group_topics is None else group_topics)
@@ -112,14 +117,21 @@ def compare_mirror(
 class _MirrorComparison:
     """One run of `compare_mirror`."""
 
-    def __init__(self, settings: MirrorSettings, limits: VerifyLimits, progress: ProgressCallback) -> None:
+    def __init__(
+        self,
+        settings: MirrorSettings,
+        limits: VerifyLimits,
+        progress: ProgressCallback,
+        offset_maps: MapsLookup,
+    ) -> None:
+        self._offset_maps = offset_maps
         self._settings = settings
         self._limits = limits
         self._progress = progress
         self._started = time.monotonic()
         self._deadline = None if limits.deadline_s is None else self._started + limits.deadline_s
         self._found = DifferenceLog()
-        self._source = ClusterAdmin(settings.source)
+        self._source = TranslatedAdmin(settings.source, offset_maps)
         self._destination = ClusterAdmin(settings.destination)
         self._done = 0
         self._total = 0
@@ -298,7 +310,14 @@ class _MirrorComparison:
             self._tell(f"comparing records, {isolation}")
 
         with (
-            closing(RangeReader(self._settings.source, ranges.values(), isolation=isolation.value)) as source,
+            closing(
+                TranslatedReader(
+                    self._settings.source,
+                    ranges.values(),
+                    isolation=isolation.value,
+                    maps=self._offset_maps(),
+                )
+            ) as source,
             closing(
                 RangeReader(self._settings.destination, ranges.values(), isolation=isolation.value)
             ) as destination,

@@ -27,6 +27,7 @@ from kmirror_dagster.coordination.models import (
 )
 from kmirror_dagster.errors import UnknownMirrorError
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
+from kmirror_dagster.offset_map import OffsetMap
 
 
 def partition(topic: str, number: int, state: MirrorState | None, **more: Any) -> PartitionStatus:
@@ -54,7 +55,7 @@ class FakeNode:
     error: BaseException | None = None
     refresh_ok: bool = True
     planned: MirrorPlan | None = None
-    offsets: PartitionOffsets | None = None
+    known_offsets: PartitionOffsets | None = None
     topic_error: str | None = None
     looks: int = 0
     on_look: Callable[["FakeNode"], None] = lambda _: None
@@ -116,10 +117,16 @@ class FakeNode:
     def document(self, name: str) -> dict[str, Any]:
         return {"mirror": name}
 
+    def offsets(self, name: str) -> list[PartitionOffsets]:
+        return []
+
+    def offset_maps(self, name: str) -> dict[tuple[str, int], OffsetMap]:
+        return {}
+
     def offsets_of(self, name: str, topic: str, partition: int) -> PartitionOffsets:
-        assert self.offsets is not None
-        assert (self.offsets.topic, self.offsets.partition) == (topic, partition)
-        return self.offsets
+        assert self.known_offsets is not None
+        assert (self.known_offsets.topic, self.known_offsets.partition) == (topic, partition)
+        return self.known_offsets
 
     def plan(self, name: str) -> MirrorPlan:
         self.mirror(name)

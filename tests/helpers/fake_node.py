@@ -27,6 +27,7 @@ from kmirror_dagster.coordination.models import (
 )
 from kmirror_dagster.errors import UnknownMirrorError
 from kmirror_dagster.lifecycle import SETTLED_FOR, DesiredState, MirrorState
+from kmirror_dagster.offset_map import OffsetMap
 from kmirror_dagster.orchestration import KMirrorResource
 from kmirror_dagster.orchestration.node_api import NodeApi
 
@@ -238,6 +239,10 @@ class FakeNode:
             reset=bool(cursor) and not is_valid,
             more=end < len(self.log),
         )
+
+    def offset_maps(self, name: str) -> dict[tuple[str, int], OffsetMap]:
+        self._call("offset_maps")
+        return {}
 
     def probes(self, name: str) -> list[ProbeHistory]:
         self._call("probes", name)

@@ -269,7 +269,8 @@ class NodeMirror:
     def compare(self, *topics: str, groups: bool = False, deadline_s: float = 120.0) -> VerifyReport:
         """Compare as `kmirror verify` does; every difference fails the test."""
         limits = VerifyLimits(groups=groups, deadline_s=deadline_s, settle_s=60.0)
-        report = compare_mirror(self.settings, topics, limits=limits)
+        maps = lambda: self.node.client.offset_maps(self.name)  # noqa: E731
+        report = compare_mirror(self.settings, topics, limits=limits, offset_maps=maps)
         assert report.ok, (report.differences_by_kind, report.differences[:5], report.duplicates)
         return report
 

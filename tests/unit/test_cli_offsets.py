@@ -18,7 +18,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
 def holding(node: FakeNode, runs: list[tuple[int, int]], **ranges: int) -> None:
     """The node knows these runs, and these ends of both logs."""
     status = partition("orders-eu", 2, MirrorState.MIRRORING, **ranges)
-    node.offsets = PartitionOffsets(topic="orders-eu", partition=2, runs=runs, status=status)
+    node.known_offsets = PartitionOffsets(topic="orders-eu", partition=2, runs=runs, status=status)
 
 
 RANGES = {
