@@ -136,9 +136,17 @@ class UnsupportedDataError(ReplicationError):
 
 
 class SourceLossError(ReplicationError):
-    """Error when the source no longer has the record at the cursor."""
+    """Error when the source no longer has the record at the cursor.
+
+    Attributes:
+        loss: offsets lost, the end exclusive; stored with the failure, before copying may go on without them.
+    """
 
     retriable = False
+
+    def __init__(self, message: str, loss: tuple[int, int]) -> None:
+        super().__init__(message)
+        self.loss = loss
 
 
 class RecordCorruptError(KmirrorError):

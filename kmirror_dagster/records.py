@@ -173,6 +173,8 @@ class PartitionRecord(_Record):
         retry_attempt: automatic retries since the last good state.
         retriable: False when only `recover` (or a stop) leads out of FAILED.
         producer_id: idempotent producer id all its data is appended with, -1 before the first alignment.
+        lost_from, lost_to: offsets the source deleted last before they were mirrored, the end exclusive.
+        lost_offsets: how many it were in all.
     """
 
     TYPE = "partition"
@@ -191,6 +193,19 @@ class PartitionRecord(_Record):
     since_ms: int = 0
     producer_id: int = -1
     producer_epoch: int = -1
+    lost_from: int = 0
+    lost_to: int = 0
+    lost_offsets: int = 0
+
+    def with_loss(self, loss: tuple[int, int]) -> dict[str, int]:
+        """Fields that take in a loss; one that begins where the last did is the same, grown."""
+        begin, end = loss
+        known = self.lost_to if self.lost_from == begin else begin
+        return {
+            "lost_from": begin,
+            "lost_to": max(end, known),
+            "lost_offsets": self.lost_offsets + max(end - known, 0),
+        }
 
     def key_parts(self) -> tuple[str | int, ...]:
         return (self.mirror, self.topic, self.partition)

@@ -306,4 +306,6 @@ def _as_document(status: "PartitionStatus") -> dict[str, object]:
         "recordsPerSecond": status.records_per_second,
         "bytesPerSecond": status.bytes_per_second,
         "node": status.node_id,
+        "lostOffsets": status.lost_offsets,
+        "lastLoss": [status.lost_from, status.lost_to] if status.lost_offsets else None,
     }

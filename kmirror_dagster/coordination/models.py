@@ -39,6 +39,8 @@ class PartitionStatus(ApiModel):
     Attributes:
         last_mirror_offset, last_mirror_epoch, last_mirror_ms: last mirror position that a stop recorded (offset,
             leader epoch at the source, time); of a former stop while the partition is not STOPPED.
+        lost_offsets: offsets that the source deleted before they were mirrored; `lost_from` to `lost_to` (exclusive)
+            were the last ones.
         last_mirror_source_offset: the source's offset there where offsets are translated; None: the same one.
     """
 
@@ -65,6 +67,9 @@ class PartitionStatus(ApiModel):
     bytes_per_second: float = 0.0
     node_id: str | None = None
     source_topic_id: str | None = None
+    lost_offsets: int = 0
+    lost_from: int = 0
+    lost_to: int = 0
     last_mirror_offset: int | None = None
     last_mirror_epoch: int | None = None
     last_mirror_ms: int | None = None

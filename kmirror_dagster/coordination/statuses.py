@@ -132,6 +132,9 @@ _FROM_RECORD = (
     "retriable",
     "retry_attempt",
     "source_topic_id",
+    "lost_offsets",
+    "lost_from",
+    "lost_to",
 )
 
 

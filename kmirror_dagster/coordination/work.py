@@ -15,7 +15,13 @@ from kmirror_dagster.coordination.shard import Shard, Write
 from kmirror_dagster.coordination.stops import StopWork
 from kmirror_dagster.coordination.stored_offsets import LedOffsets
 from kmirror_dagster.coordination.view import StateView
-from kmirror_dagster.errors import FencedError, KmirrorError, NotLeaderError, ReplicationError
+from kmirror_dagster.errors import (
+    FencedError,
+    KmirrorError,
+    NotLeaderError,
+    ReplicationError,
+    SourceLossError,
+)
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.records import OffsetMapRecord, PartitionRecord, PositionRecord, encode_key
 
@@ -103,13 +109,16 @@ class PartitionWork:
         seen: PartitionRecord | None = None,
     ) -> None:
         await self.halt(name, live)
-        live.failure = None
+        failure, live.failure = live.failure, None
         live.disarm()
         live.due = False
         self.counters.failures += 1
         text = error.strip()[:_ERROR_LENGTH] or "failed without a reason"
         logger.warning("%s failed: %s", name, text, extra=name._asdict())
-        fields = {"error": text, "retriable": retriable}
+        fields: dict[str, Any] = {"error": text, "retriable": retriable}
+        stored = seen or shard.state(name)
+        if isinstance(failure, SourceLossError) and stored is not None:
+            fields |= stored.with_loss(failure.loss)
         await self.transition(name, shard, MirrorState.FAILED, fields, seen)
 
     async def copy(self, name: PartitionKey, live: LivePartition, shard: Shard) -> None:
@@ -128,6 +137,7 @@ class PartitionWork:
                     live, link.align(name.topic, name.partition, record, offsets)
                 )
         except KmirrorError as error:
+            live.failure = error
             await self.fail(name, live, shard, str(error), error.retriable, record)
             return
         except Exception as error:

@@ -67,6 +67,7 @@ def partition_metadata(status: PartitionStatus) -> dict[str, dg.MetadataValue]:
         "destination_end_offset": status.destination_end_offset,
         "last_mirror_offset": status.last_mirror_offset,
         "lag_records": status.lag_records,
+        "lost_offsets": status.lost_offsets or None,
     }
     for label, number in whole_numbers.items():
         if number is not None:

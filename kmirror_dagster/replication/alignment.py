@@ -194,7 +194,7 @@ async def _align(
         )
     if cursor < first or (filling and cursor == first):
         if start < end.offset and not filling:
-            _refuse_loss(tp, policies, cursor, first)
+            _refuse_loss(tp, policies, cursor, first, record)
         start = await _go_to(translation, tp, end.offset, first)
         if start:
             await Filler(destination, tp, filler_id).up_to(start)
@@ -303,14 +303,21 @@ async def _is_filling(
     return record is not None and record.payload == PAYLOAD
 
 
-def _refuse_loss(tp: TopicPartition, policies: PolicySettings, end: int, first: int) -> None:
+def _refuse_loss(
+    tp: TopicPartition, policies: PolicySettings, end: int, first: int, record: PartitionRecord
+) -> None:
+    """End with a loss, unless it is to be gone on without and has been recorded."""
     lost = f"{tp[0]}/{tp[1]}: offsets {end} to {first - 1} ({first - end}) were deleted at the source before they were"
-    if policies.source_log_start_beyond_cursor == "skip-to-start":
-        log.warning("%s mirrored; going on behind them", lost)
-        return
-    raise SourceLossError(
-        f"{lost} mirrored: set policies.source_log_start_beyond_cursor to skip-to-start to go on without them"
-    )
+    if policies.source_log_start_beyond_cursor != "skip-to-start":
+        raise SourceLossError(
+            f"{lost} mirrored: set policies.source_log_start_beyond_cursor to skip-to-start to go on without them",
+            (end, first),
+        )
+    if (record.lost_from, record.lost_to) != (end, first):
+        recorded = SourceLossError(f"{lost} mirrored; going on behind them", (end, first))
+        recorded.retriable = True
+        raise recorded
+    log.warning("%s mirrored; going on behind them", lost)
 
 
 async def _prove_common(

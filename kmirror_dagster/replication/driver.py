@@ -425,7 +425,8 @@ class CopierDriver:
             loss = SourceLossError(
                 f"{copier.name}: offsets {wanted} to {first - 1} ({first - wanted}) were deleted at "
                 "the source before they were mirrored: set policies.source_log_start_beyond_cursor to skip-to-start to "
-                "go on without them"
+                "go on without them",
+                (wanted, first),
             )
             # alignment goes on at the source's first offset when the policy says so
             loss.retriable = self._policies.source_log_start_beyond_cursor == "skip-to-start"
