@@ -114,7 +114,7 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxCluster
 def test_a_source_that_lost_its_tail_or_holds_old_formats(
     clusters: Clusters, fragile: SandboxCluster
 ) -> None:
-    """Lost offsets end in FAILED with their numbers, whether copied live or begun anew; old formats too, behind the rest.
+    """Lost offsets end in FAILED by their numbers, copied live or begun anew; old formats too, behind the rest.
 
     The logs are cut and written anew while the broker is down, as an unclean leader election or a lost disk does.
     """

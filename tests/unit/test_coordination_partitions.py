@@ -11,6 +11,7 @@ from kmirror_dagster.errors import (
     ConnectionLostError,
     ForeignWriteError,
     ReplicationError,
+    SourceLossError,
     StaleEpochError,
 )
 from kmirror_dagster.lifecycle import DesiredState, MirrorState, RetryPolicy
@@ -435,5 +436,34 @@ def test_desired_state_of_an_intent_is_what_counts() -> None:
         assert isinstance(topic, TopicRecord)
         world.topic.put(node.view.mirror_owner("m"), topic.key(), topic.value())
         await eventually(lambda: node.state() is S.PAUSED)
+
+    led_world(test)
+
+
+@pytest.mark.parametrize("copying", [True, False])
+def test_a_loss_is_stored_with_the_failure_it_caused(copying: bool) -> None:
+    """Offsets that the source deleted first stay in the partition's record, and add up, whenever they were found."""
+
+    def lost(end: int) -> SourceLossError:
+        error = SourceLossError(f"offsets 10 to {end - 1} were deleted", (10, end))
+        error.retriable = True
+        return error
+
+    async def test(world: World, node: MemoryNode) -> None:
+        await mirrored(node, t=1)
+        if copying:
+            node.link().fail("t", 0, lost(50))
+        else:
+            node.link().align_errors["t"] = [lost(50), lost(70)]
+            node.link().fail("t", 0, ReplicationError("away"))
+        await eventually(lambda: node.state() is S.MIRRORING and node.link().running)
+        end = 50 if copying else 70
+        assert (stored(node).lost_from, stored(node).lost_to, stored(node).lost_offsets) == (
+            10,
+            end,
+            end - 10,
+        )
+        assert stored(node).with_loss((100, 105))["lost_offsets"] == end - 5
+        assert node.service.offsets_of(T0).status.lost_offsets == end - 10
 
     led_world(test)

@@ -1,5 +1,7 @@
 """What a failback decides about each topic, and what it asks of the mirror back."""
 
+from dataclasses import replace
+
 import pytest
 
 from kmirror_dagster.broker.admin_types import Partition, TopicDescription
@@ -67,6 +69,16 @@ def test_a_shorter_old_log_is_gone_on_with() -> None:
     proof = Proof(point=90, first=0, compared=90)
     plan = planned(world(old={0: (0, 90)}, new={0: (0, 150)}, positions={0: 100}, proofs={0: proof}))
     assert (plan.action, plan.copy_offsets) == (TopicAction.CONTINUE, 60)
+
+
+def test_a_translated_topic_is_copied_anew() -> None:
+    """Logs of different offsets are not one: the tail is what lies behind the source's own offset."""
+    case = world(old={0: (0, 1_120)}, new={0: (0, 150)}, positions={0: 100})
+    (position,) = case.positions
+    case = replace(case, positions=[position.model_copy(update={"source_offset": 1_100})])
+    plan = planned(case)
+    assert (plan.action, plan.tail, plan.copy_offsets) == (TopicAction.RECREATE, 20, 150)
+    assert plan.reason == "its offsets at the new source are translated: the two are not one log"
 
 
 def test_a_tail_makes_the_topic_anew() -> None:
