@@ -144,7 +144,7 @@ class SourceLossError(ReplicationError):
 
     retriable = False
 
-    def __init__(self, message: str, loss: tuple[int, int]) -> None:
+    def __init__(self, message: str, loss: tuple[int, int] = (0, 0)) -> None:
         super().__init__(message)
         self.loss = loss
 
