@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kmirror_dagster.broker import codecs
+from kmirror_dagster.coordination.models import VerbRequest
 from kmirror_dagster.errors import ReplicationError
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.offset_map import OffsetMap, Run
@@ -22,7 +23,14 @@ from tests.helpers.crash_points import HOW, Point, side_by_side
 from tests.helpers.crash_scenarios import BULK_HOLES
 from tests.helpers.crashing import copy_with_fault
 from tests.helpers.histories import LONG, RawWriter, alter_topic, raw_batch_records, wait_until_cleaned
-from tests.helpers.kafka import commit_offsets, committed_offsets, create_topic, delete_records
+from tests.helpers.kafka import (
+    Record,
+    commit_offsets,
+    committed_offsets,
+    create_topic,
+    delete_records,
+    produce,
+)
 from tests.helpers.nodes import NodeMirror, NodeProcess
 from tests.helpers.proxy import Action, Api
 from tests.helpers.translated import KeptOffsets, translated_differences
@@ -276,3 +284,15 @@ def test_a_node_killed_in_mid_copy_goes_on_by_its_stored_map(
     assert (told["destination"], told["leftOut"]) == (offsets.runs[3].destination, True)
     told = _told(mirror, f"{topic}/0", str(offsets.runs[3].destination), "--reverse")
     assert (told["source"], told["offsets"]) == (offsets.runs[3].source, "translated")
+    # proof, and where it ended
+    report = mirror.compare(topic, groups=True)
+    assert report.groups == len(groups)
+    mirror.node.client.verb(mirror.name, "stop", VerbRequest())
+    mirror.await_states(MirrorState.STOPPED, topic)
+    (status,) = mirror.partitions(topic)
+    assert (status.last_mirror_offset, status.last_mirror_source_offset) == (offsets.to_destination(end), end)
+    produce(mirror.source, topic, [Record(b"after the stop")] * 3)
+    done = kmirror("--state-dir", str(mirror.node.state_dir), "manifest", mirror.name, "--json")
+    assert done.exit_code == 0, done.output
+    (loss,) = json.loads(done.stdout)["partitions"]
+    assert (loss["first_offset"], loss["records"]) == (end, 3)
