@@ -185,16 +185,32 @@ class Copier:
         if not len(fetched.records) or asked_offset != self.planned_source:
             return
         self.last_take = len(fetched.records)
-        for step in plan(fetched.records, self.planned_source, fetched.aborted, self.limits):
-            self.planned_source = step.end
-            if self.planned != step.start or (isinstance(step, Hole) and self.translation.leaves_out(step)):
-                step = self._at_destination(step)
-            self.queue.append(Queued(step, lease))
-            lease.hold()
-            if isinstance(step, Append):
-                self.queued_bytes += step.size
-            self.planned = step.end
-            self.last_epoch = step.leader_epoch
+        hole: Hole | None = None
+        try:
+            for step in plan(fetched.records, self.planned_source, fetched.aborted, self.limits):
+                if isinstance(step, Hole):
+                    # one that goes through several emptied batches is one
+                    hole = step if hole is None else Hole(hole.start, step.end, step.leader_epoch)
+                    continue
+                if hole is not None:
+                    self._plan(hole, lease)
+                    hole = None
+                self._plan(step, lease)
+        finally:
+            if hole is not None:
+                self._plan(hole, lease)
+
+    def _plan(self, step: Step, lease: Lease) -> None:
+        """Queue a step, which has the source's offsets yet."""
+        self.planned_source = step.end
+        if self.planned != step.start or (isinstance(step, Hole) and self.translation.leaves_out(step)):
+            step = self._at_destination(step)
+        self.queue.append(Queued(step, lease))
+        lease.hold()
+        if isinstance(step, Append):
+            self.queued_bytes += step.size
+        self.planned = step.end
+        self.last_epoch = step.leader_epoch
 
     def _at_destination(self, step: Step) -> Step:
         """The same step with the offsets it has at the destination."""
@@ -245,12 +261,18 @@ class Copier:
             return False
         return not isinstance(head, Append) or (head.aborted and not self.transaction_open)
 
-    def control_end(self) -> int:
-        """Offset behind the control records the queue begins with; they are written in one go."""
+    def control_end(self, longest: int) -> int:
+        """Offset behind the control records the queue begins with; they are written in one go.
+
+        Args:
+            longest: hole to be filled at most; a longer one ends them.
+        """
         end = self.acked
         for entry in self.queue:
             step = entry.step
             if isinstance(step, (Append, Skip)) or (self.transaction_open and isinstance(step, Marker)):
+                break
+            if isinstance(step, Hole) and step.end - step.start > longest:
                 break
             end = step.end
         return end

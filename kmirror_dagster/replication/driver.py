@@ -168,7 +168,7 @@ class CopierDriver:
         elif isinstance(head, Hole) and head.end - head.start > self._policies.max_hole_records:
             copier.on_failure(self._long_hole(copier, head))
         else:
-            copier.sent = copier.control_end()
+            copier.sent = copier.control_end(self._policies.max_hole_records)
             self._marker_writer().write(copier, copier.acked, copier.sent)
 
     def _written(self, copier: Copier, end: int) -> None:

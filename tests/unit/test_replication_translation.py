@@ -172,3 +172,19 @@ def test_a_map_that_cannot_be_stored_ends_the_copy() -> None:
         asyncio.run(translating.leave_out("t/0", 10, 100))
     assert isinstance(caught.value.__cause__, KmirrorError)
     assert translating.offsets == OffsetMap()
+
+
+def test_a_hole_through_emptied_batches_counts_as_one() -> None:
+    """Compaction leaves a batch's header and none of its records: what lies in front and behind is the same hole."""
+    data, _ = source_log([(1, 3), (4, 3), (1, 0)])
+    middle = list(batches.headers(memoryview(data)))[1]
+    emptied = bytearray(data[middle.start : middle.start + batches.HEADER_BYTES])
+    struct.pack_into(">i", emptied, 8, batches.HEADER_BYTES - 12)
+    struct.pack_into(">i", emptied, 57, 0)
+    struct.pack_into(">I", emptied, 17, batches.crc32c(bytes(emptied[21:])))
+    data = data[: middle.start] + bytes(emptied) + data[middle.end :]
+    destination = Destination()
+    destination.take(data)
+    steps = [entry.step for entry in destination.copier.queue]
+    assert [type(step) for step in steps] == [Append, Skip, Append]
+    assert steps[1] == Skip(1, 11, -1)
