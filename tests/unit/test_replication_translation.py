@@ -27,13 +27,21 @@ def source_log(stretches: list[tuple[int, int]]) -> tuple[bytes, list[int]]:
     """Batches with gaps between them, and the offsets of their records."""
     data, offsets, base = b"", list[int](), 0
     for count, gap in stretches:
-        payload = batches.encode_payload(b"k", b"v" * 5_000)  # too large to be joined with others
-        batch = bytearray(batches.encode_batch([RawRecord(n, 100, payload) for n in range(count)]))
+        # each tells its offset; too large to be joined with others
+        payloads = [batches.encode_payload(b"%d" % (base + n), b"v" * 5_000) for n in range(count)]
+        batch = bytearray(
+            batches.encode_batch([RawRecord(n, 100, payload) for n, payload in enumerate(payloads)])
+        )
         struct.pack_into(">q", batch, 0, base)
         data += bytes(batch)
         offsets += range(base, base + count)
         base += count + gap
     return data, offsets
+
+
+def _key(payload: bytes) -> bytes:
+    length, at = batches.read_varint(payload, 0)
+    return payload[at : at + length]
 
 
 class Destination:
@@ -86,8 +94,9 @@ class Destination:
             if isinstance(step, Skip):
                 await copier.translation.leave_out("t/0", step.start, step.source)
             elif isinstance(step, Append):
-                first = step.headers[0].base_offset if step.headers else step.records[0].offset
-                self.log += range(first, first + step.count)
+                self.log += [
+                    int(_key(record.payload)) for record in batches.decode_records(step.view, step.header)
+                ]
             else:
                 assert not isinstance(step, Hole) or step.end - step.start <= _LONGEST
                 self.log += [-1] * (step.end - step.start)
