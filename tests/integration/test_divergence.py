@@ -11,6 +11,8 @@ import pytest
 from kmirror_dagster.broker import batches
 from kmirror_dagster.broker.admin import ClusterAdmin
 from kmirror_dagster.errors import ReplicationError, SourceLossError, UnsupportedDataError
+from kmirror_dagster.lifecycle import MirrorState
+from kmirror_dagster.records import PartitionRecord
 from kmirror_dagster.replication.alignment import DivergedError, RecreatedError
 from kmirror_dagster.sandbox.cluster import SandboxCluster
 from kmirror_dagster.settings import PolicySettings
@@ -240,7 +242,9 @@ def test_records_deleted_before_they_were_mirrored_are_named(clusters: Clusters,
                 await copying.begin(topic)
             assert caught.value.retriable
             assert log_range(destination, topic) == (0, 50)  # not before it is recorded
-            known = copying.records[topic, 0]
+            known = copying.records.get((topic, 0)) or PartitionRecord(
+                mirror=topic, topic=topic, partition=0, state=MirrorState.FAILED
+            )
             copying.records[topic, 0] = known.model_copy(update=known.with_loss(caught.value.loss))
             await copying.begin(topic)
             await copying.caught_up({(topic, 0): 150})
@@ -300,8 +304,7 @@ def test_a_throttled_mirror_slows_down_and_changes_nothing(clusters: Clusters) -
     admin = ClusterAdmin(clusters.destination.settings())
     entity = (("client-id", client),)
     try:
-        changes = {entity: {"producer_byte_rate": 200_000.0}}
-        assert admin.alter_client_quotas(changes)
+        assert admin.alter_client_quotas({entity: {"producer_byte_rate": 80_000.0}}) == {entity: None}
         resyncs, seconds = run(lambda: _throttled(clusters, topic, client))
     finally:
         admin.alter_client_quotas({entity: {"producer_byte_rate": None}})
@@ -312,11 +315,14 @@ def test_a_throttled_mirror_slows_down_and_changes_nothing(clusters: Clusters) -
 
 
 async def _throttled(clusters: Clusters, topic: str, client: str) -> tuple[int, float]:
+    """Copy 1.2 MB at once, more than the quota's window allows; how long what follows takes."""
     copying = Copying(proxied_settings(clusters, topic, client))
-    began = time.monotonic()
     try:
         await copying.begin(topic)
         await copying.caught_up({(topic, 0): 300}, 120)
+        began = time.monotonic()
+        await asyncio.to_thread(produce, clusters.source.bootstrap, topic, numbered(0, 10))
+        await copying.caught_up({(topic, 0): 310}, 120)
         progress = copying.link.progress(topic, 0)
         assert progress is not None
         return progress.resyncs_total, time.monotonic() - began

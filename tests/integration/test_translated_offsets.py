@@ -2,14 +2,14 @@
 
 import asyncio
 import json
-import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from kmirror_dagster.broker import codecs
+from kmirror_dagster.broker import batches, codecs
+from kmirror_dagster.broker.batches import RawRecord
 from kmirror_dagster.coordination.models import VerbRequest
 from kmirror_dagster.errors import ReplicationError
 from kmirror_dagster.lifecycle import MirrorState
@@ -22,7 +22,14 @@ from tests.helpers.copying import Copying, mirror_settings, run
 from tests.helpers.crash_points import HOW, Point, side_by_side
 from tests.helpers.crash_scenarios import BULK_HOLES
 from tests.helpers.crashing import copy_with_fault
-from tests.helpers.histories import LONG, RawWriter, alter_topic, raw_batch_records, wait_until_cleaned
+from tests.helpers.histories import (
+    LONG,
+    NOW_MS,
+    RawWriter,
+    alter_topic,
+    raw_batch_records,
+    wait_until_cleaned,
+)
 from tests.helpers.kafka import (
     Record,
     commit_offsets,
@@ -52,10 +59,14 @@ class Stretched:
     often: str
 
 
-async def _write_often(raw: RawWriter, topic: str) -> None:
-    for number in range(_ROUNDS):
-        await raw.plain(topic, {0: raw_batch_records(number, 300, keys=1)}, codecs.LZ4)
-        await raw.plain(topic, {0: raw_batch_records(number, 20 + number, keys=1_000_000)}, codecs.LZ4)
+async def _write_stretches(raw: RawWriter, topic: str, partitions: Sequence[int], rounds: int) -> None:
+    """In each round 300 records of one key, of which the last will stay, and some that all stay."""
+    for number in range(rounds):
+        payloads = [batches.encode_payload(b"round-%d" % number, b"%d" % each) for each in range(300)]
+        same = [RawRecord(index, NOW_MS, payload) for index, payload in enumerate(payloads)]
+        await raw.plain(topic, dict.fromkeys(partitions, same), codecs.LZ4)
+        others = raw_batch_records(number, 20 + number, keys=1_000_000)
+        await raw.plain(topic, dict.fromkeys(partitions, others), codecs.LZ4)
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +79,16 @@ def stretched(clusters: Clusters) -> Stretched:
 
     async def write() -> None:
         raw = RawWriter(bootstrap, topics.long)
-        await _write_often(raw, topics.often)
-        await BULK_HOLES.write(raw, clusters, topics.long, range(_PARTITIONS))
-        await asyncio.to_thread(alter_topic, bootstrap, topics.often, {"internal.segment.bytes": "1000"})
-        await raw.plain(topics.often, {0: raw_batch_records(4, 1, keys=5)})
-        await asyncio.to_thread(wait_until_cleaned, clusters.source, topics.often, [0])
-        await asyncio.to_thread(alter_topic, bootstrap, topics.often, {"cleanup.policy": "delete"})
+        for topic, partitions, rounds in (
+            (topics.long, range(_PARTITIONS), 3),
+            (topics.often, [0], _ROUNDS),
+        ):
+            await _write_stretches(raw, topic, partitions, rounds)
+            await asyncio.to_thread(alter_topic, bootstrap, topic, {"internal.segment.bytes": "1000"})
+            await raw.plain(topic, {p: raw_batch_records(4, 1, keys=5) for p in partitions})
+        for topic, count in ((topics.long, _PARTITIONS), (topics.often, 1)):
+            await asyncio.to_thread(wait_until_cleaned, clusters.source, topic, range(count))
+            await asyncio.to_thread(alter_topic, bootstrap, topic, {"cleanup.policy": "delete"})
         await raw.close()
 
     run(write)
@@ -259,8 +274,7 @@ def test_a_node_killed_in_mid_copy_goes_on_by_its_stored_map(
 
     mirror.await_states(MirrorState.MIRRORING, topic)
     for share in (0.2, 0.5):
-        wait_until(lambda s=share: copied() > s * 25 * _ROUNDS, 60, what="copying", poll_s=0.001)
-        mirror.node.signal(signal.SIGKILL)
+        wait_until(lambda s=share: copied() > s * 30 * _ROUNDS, 60, what="copying", poll_s=0.001)
         mirror.node.kill()
         reached.append(copied())
         mirror.node.start()
