@@ -88,7 +88,8 @@ def stretched(clusters: Clusters) -> Stretched:
             await raw.plain(topic, {p: raw_batch_records(4, 1, keys=5) for p in partitions})
         for topic, count in ((topics.long, _PARTITIONS), (topics.often, 1)):
             await asyncio.to_thread(wait_until_cleaned, clusters.source, topic, range(count))
-            await asyncio.to_thread(alter_topic, bootstrap, topic, {"cleanup.policy": "delete"})
+            rest = {"cleanup.policy": "delete", "internal.segment.bytes": "2000000"}
+            await asyncio.to_thread(alter_topic, bootstrap, topic, rest)
         await raw.close()
 
     run(write)
