@@ -224,6 +224,10 @@ class SourceChanges:
         return self._offset(name, OffsetKind.LATEST)
 
     def _offset(self, name: str, at: OffsetKind) -> int:
+        if not self._partitions(name):
+            return (
+                -1
+            )  # asked for a topic that is long in coming, librdkafka goes on saying that there is none
         found = self.destination.list_offsets([(self.topics[name], 0)], at).values
         return found[self.topics[name], 0].offset if found else -1
 
