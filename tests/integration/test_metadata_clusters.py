@@ -60,7 +60,10 @@ def test_refreshes_at_rest_alter_nothing(clusters: Clusters) -> None:
 def test_a_source_that_hangs_is_reported_and_sync_resumes_by_itself(
     cluster_factory: ClusterFactory, clusters: Clusters
 ) -> None:
-    """While the source does not answer, also at the first refresh, each ends in time; afterwards all is in step."""
+    """While the source does not answer, also at the first refresh, each ends in time; afterwards all is in step.
+
+    Two hundred unrelated groups come and go meanwhile.
+    """
     source = cluster_factory("hanging")
     topic, group = unique_name("hanging"), unique_name("hanging")
     kafka.create_topic(source.bootstrap, topic)
@@ -72,10 +75,15 @@ def test_a_source_that_hangs_is_reported_and_sync_resumes_by_itself(
         source_cluster_id=source.cluster_id,
     )
 
+    others = {unique_name("unrelated"): {(topic, 0): CommittedOffset(0)} for _ in range(200)}
+    admin = ClusterAdmin(source.settings())
+    wait_until(lambda: len(admin.alter_group_offsets(others).values) == len(others))
     mirror.deadline_s = 3
     source.pause()
     hanging = mirror.refresh()
     source.resume()
+    assert set(admin.delete_groups(others, timeout_s=60).values()) == {None}
+    admin.close()
     mirror.deadline_s = 30
     wait_until(lambda: mirror.refresh().status.source_reachable)
     wait_until(lambda: mirror.refresh() and positions(clusters, group) == {(topic, 0): 0})

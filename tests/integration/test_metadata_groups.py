@@ -1,5 +1,6 @@
 """Consumer group positions and log starts kept equal, against real brokers; records are written to both sides."""
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -95,6 +96,24 @@ def test_a_commit_deleted_at_the_source_is_left_at_the_destination(
     assert errors_of(outcome) == {}
     assert positions(clusters, f"{group}-1") == {(topic, 0): 4}
     assert positions(clusters, f"{group}-2") == {(topic, 0): 7}
+
+
+@pytest.mark.case("E6")
+def test_positions_do_not_depend_on_timestamps(clusters: Clusters, mirrored: MirrorMaker) -> None:
+    """Equal and unordered timestamps: each position is the very offset, nothing is translated by time."""
+    topic, group = unique_name("times"), unique_name("times")
+    mirror = mirrored(topic, groups=f"{group}.*")
+    now = int(time.time() * 1000)
+    times = [now, now, now, now - 5_000, now + 5_000, now - 9_000, now, now]
+    for cluster in (clusters.source, clusters.destination):
+        kafka.produce(cluster.bootstrap, topic, [kafka.Record(b"x", timestamp=each) for each in times])
+    for offset in range(len(times) + 1):
+        commit(clusters.source.bootstrap, f"{group}-{offset}", [(topic, 0, offset)])
+
+    mirror.refresh()
+
+    for offset in range(len(times) + 1):
+        assert positions(clusters, f"{group}-{offset}") == {(topic, 0): offset}
 
 
 @pytest.mark.case("C23")
