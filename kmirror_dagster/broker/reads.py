@@ -1,6 +1,7 @@
 """Single reads over the wire, outside of any fetch session: a look at one batch, or at one setting."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kafka.protocol.admin import DescribeConfigsRequest
@@ -8,7 +9,7 @@ from kafka.protocol.admin import DescribeConfigsRequest
 from kmirror_dagster.broker import batches, codes, fetch
 from kmirror_dagster.broker.batches import BatchHeader, RawRecord
 from kmirror_dagster.broker.fetch import FetchedPartition, FetchPosition, FetchSession
-from kmirror_dagster.broker.wire import READ_UNCOMMITTED, WireCluster
+from kmirror_dagster.broker.wire import READ_UNCOMMITTED, Leader, TopicPartition, WireCluster
 from kmirror_dagster.errors import ConnectionLostError, UnsupportedDataError
 
 _SESSIONLESS = -1
@@ -39,53 +40,93 @@ async def fetch_once(
         BrokerError: OFFSET_OUT_OF_RANGE and whatever else the broker answers.
     """
     leader = await cluster.leader(topic, partition)
-    connection = await cluster.connection(leader.node_id)
-    version = connection.version(fetch.API_KEY, fetch.HIGHEST_VERSION if leader.topic_id else 12)
+    (fetched,) = await fetch_many(
+        cluster, {(topic, partition): (leader, offset)}, isolation=isolation, partition_bytes=1
+    )
+    if fetched.error_code:
+        if fetched.error_code in codes.STALE_METADATA:
+            cluster.forget(topic, partition)
+        raise codes.broker_error(
+            fetched.error_code, f"reading {topic}/{partition} at offset {offset} of the {cluster.role}"
+        )
+    return fetched
+
+
+async def fetch_many(
+    cluster: WireCluster,
+    targets: Mapping[TopicPartition, tuple[Leader, int]],
+    *,
+    partition_bytes: int,
+    isolation: int = READ_UNCOMMITTED,
+) -> list[FetchedPartition]:
+    """One Fetch that does not wait for data.
+
+    Args:
+        cluster: what is read from.
+        targets: where to read; all led by the same broker.
+        partition_bytes: how much may be answered of one partition. The first that has any data answers at least one
+            whole batch, however long; of the others one that is longer is left out.
+        isolation: isolation level.
+
+    Raises:
+        BrokerError: what the whole request was answered with; what is of one partition is in its part.
+    """
+    node_id = next(iter(targets.values()))[0].node_id
+    named = all(leader.topic_id for leader, _ in targets.values())
+    connection = await cluster.connection(node_id)
+    version = connection.version(fetch.API_KEY, fetch.HIGHEST_VERSION if named else 12)
     session = FetchSession(epoch=_SESSIONLESS, isolation=isolation)
     correlation_id = connection.next_id()
-    position = FetchPosition(
-        leader.topic_id.bytes if leader.topic_id else bytes(16),
-        offset,
-        leader_epoch=leader.epoch,
-        max_bytes=1,
-    )
+    positions = {
+        tp: FetchPosition(
+            leader.topic_id.bytes if leader.topic_id else bytes(16),
+            offset,
+            leader_epoch=leader.epoch,
+            max_bytes=partition_bytes,
+        )
+        for tp, (leader, offset) in targets.items()
+    }
     request = session.request(
-        {(topic, partition): position},
+        positions,
         [],
         version=version,
         correlation_id=correlation_id,
         client_id=cluster.settings.client_id,
         max_wait_ms=0,
         min_bytes=0,
-        max_bytes=1,
+        max_bytes=partition_bytes * len(positions),
     )
     future = connection.send(correlation_id, [request])
     try:
         frame = await asyncio.wait_for(asyncio.shield(future), _DEADLINE_S)
     except asyncio.TimeoutError:
         connection.close()
-        raise ConnectionLostError(f"{cluster.role} left a fetch of {topic}/{partition} unanswered") from None
+        raise ConnectionLostError(f"{cluster.role} broker {node_id} left a fetch unanswered") from None
     view = memoryview(bytes(frame.view))  # rare and small: not worth keeping a receive buffer for
     cluster.pool.release(frame.lease)
     answer = session.answer(view, version)
-    code = answer.error_code or answer.partitions[0].error_code
-    if code:
-        if code in codes.STALE_METADATA:
-            cluster.forget(topic, partition)
-        raise codes.broker_error(
-            code, f"reading {topic}/{partition} at offset {offset} of the {cluster.role}"
-        )
-    return answer.partitions[0]
+    if answer.error_code:
+        raise codes.broker_error(answer.error_code, f"reading from {cluster.role} broker {node_id}")
+    return answer.partitions
 
 
 async def look_at(cluster: WireCluster, topic: str, partition: int, offset: int) -> BatchLook | None:
     """The batch at an offset; None when there is none there or behind it."""
     fetched = await fetch_once(cluster, topic, partition, offset)
-    for header in batches.headers(fetched.records):
+    return batch_at(fetched.records, offset, cluster.role)
+
+
+def batch_at(records: memoryview, offset: int, role: str) -> BatchLook | None:
+    """The batch at an offset, or the next one behind it, of what was read; None when none of it is whole.
+
+    Raises:
+        UnsupportedDataError: the batch is damaged, or of an old format.
+    """
+    for header in batches.headers(records):
         if header.next_offset > offset:
-            if not batches.is_intact(fetched.records, header):
-                raise UnsupportedDataError(f"{cluster.role}: batch at {header.base_offset} is damaged")
-            return BatchLook(header, fetched.records)
+            if not batches.is_intact(records, header):
+                raise UnsupportedDataError(f"{role}: batch at {header.base_offset} is damaged")
+            return BatchLook(header, records)
     return None
 
 

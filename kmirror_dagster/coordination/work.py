@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# alignments of one mirror at a time: enough to fill round trips, few enough not to flood a source
-_CONCURRENT_ALIGNMENTS = 64
+# alignments of one mirror at a time. Their requests travel together: more at once are fewer requests, not more.
+_CONCURRENT_ALIGNMENTS = 5_000
 _STOP_DEADLINE_S = 20.0
 _ERROR_LENGTH = 1_000
 

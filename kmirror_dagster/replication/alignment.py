@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from kmirror_dagster.broker import codes, produce
 from kmirror_dagster.broker.batches import next_sequence
 from kmirror_dagster.broker.codes import broker_error
-from kmirror_dagster.broker.reads import look_at
+from kmirror_dagster.broker.gathered import GatheringCluster
+from kmirror_dagster.broker.reads import BatchLook
 from kmirror_dagster.broker.transactions import SHARED_EPOCH, shared_producer_id
-from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, TopicPartition, WireCluster, retrying
+from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, TopicPartition, retrying
 from kmirror_dagster.errors import (
     BrokerError,
     ConnectionLostError,
@@ -100,7 +101,7 @@ class DestinationEnd:
         return None
 
 
-async def destination_end(cluster: WireCluster, tp: TopicPartition, producer_id: int) -> DestinationEnd:
+async def destination_end(cluster: GatheringCluster, tp: TopicPartition, producer_id: int) -> DestinationEnd:
     """Read log end and producer state once both ends agree (nothing is on its way to the followers).
 
     Raises:
@@ -108,10 +109,10 @@ async def destination_end(cluster: WireCluster, tp: TopicPartition, producer_id:
     """
 
     async def attempt() -> DestinationEnd:
-        before = (await cluster.log_ends([tp]))[tp].value()
-        known = await cluster.producers(*tp)
-        visible = (await cluster.list_offsets([tp], LATEST))[tp].value()
-        after = (await cluster.log_ends([tp]))[tp].value()
+        before = await cluster.log_end_of(tp)
+        known = await cluster.producers_of(tp)
+        visible = await cluster.offset_of(tp, LATEST)
+        after = await cluster.log_end_of(tp)
         if not before == visible == after:
             raise broker_error(codes.OFFSET_NOT_AVAILABLE, f"log end of {tp[0]}/{tp[1]} is not settled")
         own = next((state for state in known if state.producer_id == producer_id), None)
@@ -123,12 +124,13 @@ async def destination_end(cluster: WireCluster, tp: TopicPartition, producer_id:
 
 
 async def align(
-    source: WireCluster,
-    destination: WireCluster,
+    source: GatheringCluster,
+    destination: GatheringCluster,
     record: PartitionRecord,
     policies: PolicySettings,
     *,
     filler_id: str,
+    fill_slots: asyncio.Semaphore,
     store: OffsetStore | None = None,
 ) -> Alignment:
     """Do the work of LOG_ALIGNMENT for one partition.
@@ -139,6 +141,7 @@ async def align(
         record: what is stored of the partition.
         policies: of the mirror.
         filler_id: transactional id that gives filler its producer id; the same for every owner of the partition.
+        fill_slots: bounds how many partitions are filled at a time.
         store: where the map of translated offsets is kept; None: they are not translated.
 
     Raises:
@@ -146,7 +149,9 @@ async def align(
     """
     tp = (record.topic, record.partition)
     try:
-        return await _align(source, destination, tp, record, policies, filler_id, store or NoStore())
+        return await _align(
+            source, destination, tp, record, policies, filler_id, fill_slots, store or NoStore()
+        )
     except ReplicationError:
         raise
     except BrokerError as error:
@@ -158,12 +163,13 @@ async def align(
 
 
 async def _align(
-    source: WireCluster,
-    destination: WireCluster,
+    source: GatheringCluster,
+    destination: GatheringCluster,
     tp: TopicPartition,
     record: PartitionRecord,
     policies: PolicySettings,
     filler_id: str,
+    fill_slots: asyncio.Semaphore,
     store: OffsetStore,
 ) -> Alignment:
     await source.refresh([tp[0]])
@@ -178,9 +184,10 @@ async def _align(
     if producer_id < 0:
         producer_id, producer_epoch = await retrying(destination.data_identity, deadline_s=_DEADLINE_S)
     source_start = await _listed(source, tp, EARLIEST)
-    source_end = await _listed(source, tp, LATEST)
     start = await _listed(destination, tp, EARLIEST)
     end = await destination_end(destination, tp, producer_id)
+    # behind the destination's: a former owner that is still at work must not seem to be ahead of the source
+    source_end = await _listed(source, tp, LATEST)
     translation = await _translation(destination, tp, policies, store, start, end.offset)
     cursor = translation.offsets.to_source(end.offset)
     filling = await _is_filling(destination, tp, policies, source_start, start, end.offset, cursor)
@@ -197,7 +204,8 @@ async def _align(
             _refuse_loss(tp, policies, cursor, first, record)
         start = await _go_to(translation, tp, end.offset, first)
         if start:
-            await Filler(destination, tp, filler_id).up_to(start)
+            async with fill_slots:
+                await Filler(destination, tp, filler_id).up_to(start)
             end = await destination_end(destination, tp, producer_id)
         translation.destination_start = start
     last_epoch = -1
@@ -221,7 +229,7 @@ async def _align(
 
 
 async def _translation(
-    destination: WireCluster,
+    destination: GatheringCluster,
     tp: TopicPartition,
     policies: PolicySettings,
     store: OffsetStore,
@@ -255,17 +263,18 @@ async def _go_to(translation: Translation, tp: TopicPartition, end: int, first: 
     return end + first - reached
 
 
-async def _listed(cluster: WireCluster, tp: TopicPartition, which: int) -> int:
+async def _listed(cluster: GatheringCluster, tp: TopicPartition, which: int) -> int:
     """Offset of one kind; right after a topic was made its leader may not know so yet."""
 
-    async def attempt() -> int:
-        return (await cluster.list_offsets([tp], which))[tp].value()
+    return await retrying(lambda: cluster.offset_of(tp, which), deadline_s=_DEADLINE_S)
 
-    return await retrying(attempt, deadline_s=_DEADLINE_S)
+
+async def _batch_at(cluster: GatheringCluster, tp: TopicPartition, offset: int) -> BatchLook | None:
+    return await retrying(lambda: cluster.batch_at(tp, offset), deadline_s=_DEADLINE_S)
 
 
 async def _first_offset(
-    source: WireCluster,
+    source: GatheringCluster,
     tp: TopicPartition,
     policies: PolicySettings,
     source_start: int,
@@ -281,13 +290,13 @@ async def _first_offset(
     timestamp = policies.start.timestamp_ms
     if timestamp is None:
         return source_start
-    found = (await source.list_offsets([tp], timestamp))[tp].value()
+    found = await source.offset_of(tp, timestamp)
     # -1 is no error: no record is that new, so mirroring begins with what comes next
     return source_end if found < 0 else found
 
 
 async def _is_filling(
-    destination: WireCluster,
+    destination: GatheringCluster,
     tp: TopicPartition,
     policies: PolicySettings,
     source_start: int,
@@ -298,7 +307,7 @@ async def _is_filling(
     """Whether the last record is filler of an alignment that was interrupted before it deleted it."""
     if start == end or (cursor > source_start and policies.start.at == "earliest"):
         return False
-    look = await look_at(destination, *tp, end - 1)
+    look = await _batch_at(destination, tp, end - 1)
     record = look.record_at(end - 1) if look is not None else None
     return record is not None and record.payload == PAYLOAD
 
@@ -321,7 +330,11 @@ def _refuse_loss(
 
 
 async def _prove_common(
-    source: WireCluster, destination: WireCluster, tp: TopicPartition, offset: int, source_offset: int
+    source: GatheringCluster,
+    destination: GatheringCluster,
+    tp: TopicPartition,
+    offset: int,
+    source_offset: int,
 ) -> int:
     """Compare the last mirrored record on both sides.
 
@@ -329,7 +342,7 @@ async def _prove_common(
         Leader epoch of the source's batch, -1 when the source has nothing at that offset any more.
     """
     ours, theirs = await asyncio.gather(
-        look_at(destination, *tp, offset), look_at(source, *tp, source_offset)
+        _batch_at(destination, tp, offset), _batch_at(source, tp, source_offset)
     )
     if theirs is None or theirs.header.base_offset > source_offset:
         return -1
@@ -352,7 +365,7 @@ class Filler:
     numbers keep them from filling the same offsets twice.
     """
 
-    def __init__(self, destination: WireCluster, tp: TopicPartition, filler_id: str) -> None:
+    def __init__(self, destination: GatheringCluster, tp: TopicPartition, filler_id: str) -> None:
         self._destination = destination
         self._tp = tp
         self._filler_id = filler_id

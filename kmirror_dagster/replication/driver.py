@@ -11,6 +11,7 @@ from kmirror_dagster.broker import codes
 from kmirror_dagster.broker.admin_errors import Right, rights_error
 from kmirror_dagster.broker.batches import next_sequence
 from kmirror_dagster.broker.fetch import FetchedPartition
+from kmirror_dagster.broker.gathered import GatheringCluster
 from kmirror_dagster.broker.reads import topic_config
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, WireCluster, retrying
@@ -73,7 +74,7 @@ class CopierDriver:
     def __init__(
         self,
         source: WireCluster,
-        destination: WireCluster,
+        destination: GatheringCluster,
         policies: PolicySettings,
         attachment: Attachment,
         *,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from kmirror_dagster.broker.gathered import GatheringCluster
 from kmirror_dagster.broker.tasks import cancel_and_wait
 from kmirror_dagster.broker.transactions import TransactionalProducer
 from kmirror_dagster.broker.wire import TopicPartition, WireCluster, retrying
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _PROBE_S = 1.0
 _HOUSEKEEPING_S = 30.0
+# filler has requests of its own for each partition: enough to fill round trips, few enough not to flood a cluster
+_CONCURRENT_FILLS = 64
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,14 @@ class MirrorLink:
     ) -> None:
         self.settings = settings
         self.node_id = node_id
-        self.source = WireCluster(settings.source, role="source")
-        self.destination = WireCluster(settings.destination, role="destination")
+        self.source = GatheringCluster(settings.source, role="source")
+        self.destination = GatheringCluster(settings.destination, role="destination")
         # "/" cannot be in a mirror's or a topic's name: ids of two mirrors, or of two topics, never coincide
         self._prefix = f"{transactional_prefix}/{settings.mirror}"
         self._state_partitions = state_partitions
         self._may_send = may_send
         self._budget = budget
+        self._fill_slots = asyncio.Semaphore(_CONCURRENT_FILLS)
         self._copiers: dict[TopicPartition, Copier] = {}
         self._readers: dict[int, SourceReader] = {}
         self._appenders: dict[int, DestinationAppender] = {}
@@ -119,6 +123,7 @@ class MirrorLink:
             record,
             self.settings.policies,
             filler_id=f"{self._prefix}/{topic}/{partition}/filler",
+            fill_slots=self._fill_slots,
             store=store,
         )
 
