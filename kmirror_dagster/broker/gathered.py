@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from kafka.protocol.admin.transactions import DescribeProducersRequest
 
 from kmirror_dagster.broker import codes
-from kmirror_dagster.broker.codes import broker_error
 from kmirror_dagster.broker.fetch import FetchedPartition
+from kmirror_dagster.broker.missing_rights import Right
 from kmirror_dagster.broker.reads import BatchLook, batch_at, fetch_many, look_at
 from kmirror_dagster.broker.wire import Leader, Outcome, ProducerState, TopicPartition, WireCluster
 from kmirror_dagster.errors import ConnectionLostError, KmirrorError
@@ -215,7 +215,9 @@ class GatheringCluster(WireCluster):
     def _refused(self, code: int, tp: TopicPartition, doing: str) -> KmirrorError:
         if code in codes.STALE_METADATA:
             self.forget(*tp)
-        return broker_error(code, f"{doing} {tp[0]}/{tp[1]} at the {self.role} cluster")
+        return self.refusal(
+            code, f"{doing} {tp[0]}/{tp[1]} at the {self.role} cluster", Right("READ", "topic"), tp[0]
+        )
 
     async def _fetch(
         self, node_id: int, positions: Sequence[tuple[TopicPartition, int]]
