@@ -2,7 +2,8 @@
 
 import concurrent.futures
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import TopicCollection
@@ -30,6 +31,11 @@ _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _CONFIG_CHUNK = 50
 # the client library gives the source as a number or as a member, depending on its version
 _OVERRIDE = ConfigSource.DYNAMIC_TOPIC_CONFIG
+
+
+# A controller takes at most 10,000 records for one request (KRaft): a topic, a partition and a setting are one each.
+_MOST_RECORDS = 5_000
+_LEAST_WAIT_S = 1.0
 
 
 class TopicCalls(AdminCalls):
@@ -87,22 +93,25 @@ class TopicCalls(AdminCalls):
         self, topics: Sequence[NewTopic], *, validate_only: bool = False, timeout_s: float | None = None
     ) -> Mapping[str, KmirrorError | None]:
         """Create topics with their configurations; the answer has one entry for each, None: created."""
-        if not topics:
-            return {}
         wait = self.timeout(timeout_s)
-        new = [
-            LibrdkafkaNewTopic(
-                topic.name,
-                num_partitions=topic.partitions,
-                replication_factor=topic.replication_factor,
-                config=dict(topic.configs),
+        end = time.monotonic() + wait
+        outcomes: dict[str, KmirrorError | None] = {}
+        for part in creatable(topics):
+            left = max(end - time.monotonic(), _LEAST_WAIT_S)
+            new = [
+                LibrdkafkaNewTopic(
+                    topic.name,
+                    num_partitions=topic.partitions,
+                    replication_factor=topic.replication_factor,
+                    config=dict(topic.configs),
+                )
+                for topic in part
+            ]
+            futures = self.client.create_topics(
+                new, request_timeout=left, operation_timeout=left, validate_only=validate_only
             )
-            for topic in topics
-        ]
-        futures = self.client.create_topics(
-            new, request_timeout=wait, operation_timeout=wait, validate_only=validate_only
-        )
-        return self._outcomes(futures, "creating topic", Right("CREATE", "topic"), wait)
+            outcomes |= self._outcomes(futures, "creating topic", Right("CREATE", "topic"), left)
+        return outcomes
 
     def create_partitions(
         self, totals: Mapping[str, int], *, timeout_s: float | None = None
@@ -183,3 +192,18 @@ def _change(name: str, change: ConfigChange) -> ConfigResource:
         for key in sorted(change.unsets)
     ]
     return ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+
+
+def creatable(topics: Sequence[NewTopic]) -> Iterator[list[NewTopic]]:
+    """Topics in parts that a controller takes in one request."""
+    part: list[NewTopic] = []
+    records = 0
+    for topic in topics:
+        size = 1 + topic.partitions + len(topic.configs)
+        if part and records + size > _MOST_RECORDS:
+            yield part
+            part, records = [], 0
+        part.append(topic)
+        records += size
+    if part:
+        yield part
