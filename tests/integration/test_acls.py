@@ -19,7 +19,7 @@ from kmirror_dagster.coordination.models import VerbRequest
 from kmirror_dagster.errors import KmirrorError
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
 from kmirror_dagster.metadata.acl_release import release_acls
-from kmirror_dagster.metadata.acls import OTHER_TOPIC_OPERATIONS, TopicAcls, freeze_of
+from kmirror_dagster.metadata.acls import OTHER_TOPIC_OPERATIONS, TopicAcls, acl_text, freeze_of
 from kmirror_dagster.metadata.outcome import Step
 from kmirror_dagster.metadata.preflight import PreflightReport, run_preflight
 from kmirror_dagster.metadata.rights import Scope, needs
@@ -276,12 +276,10 @@ def test_a_missing_right_is_named_and_everything_else_goes_on(guarded: Guarded) 
     give(guarded.at_source, *rights)
     wait_until(lambda: not guarded.at_source.acls() & set(taken) - set(rights))
     mirror = replace(guarded.mirror(topic, user="mirror"), destination=guarded.destination.settings("root"))
-    outcome = mirror.refresh()
-    outcome = mirror.refresh()
+    problem = wait_until(lambda: step_of(mirror.refresh(), Step.ACLS).errors.get("*"))
     mirror.close()
 
     assert mirror.known[topic].partitions == 1
-    problem = step_of(outcome, Step.ACLS).errors["*"]
     assert "User:mirror lacks DESCRIBE on the cluster" in problem
     assert "acls.include" in problem
 
@@ -352,6 +350,62 @@ def test_one_group_that_may_not_be_read_does_not_keep_the_others_back(guarded: G
     assert missing == {groups[7]}
     assert list(step_of(outcome, Step.GROUPS).errors) == [groups[7]]
     assert "User:mirror lacks DESCRIBE on group" in step_of(outcome, Step.GROUPS).errors[groups[7]]
+
+
+class PlantedAdmin(ClusterAdmin):
+    """An admin client that cannot create one ACL."""
+
+    planted: ClassVar[set[Acl]] = set()
+
+    def create_acls(
+        self, acls: Sequence[Acl], *, timeout_s: float | None = None
+    ) -> Mapping[Acl, KmirrorError | None]:
+        """Create all others."""
+        answers = dict(super().create_acls([each for each in acls if each not in self.planted]))
+        return {each: answers.get(each, KmirrorError("planted")) for each in acls} if acls else {}
+
+
+@pytest.mark.case("C27")
+@pytest.mark.case("C30")
+def test_a_topic_a_group_and_an_acl_that_fail_name_themselves(guarded: Guarded) -> None:
+    """One of each is planted: three errors under three names, and everything else is in step in the same refresh."""
+    topics = [guarded.topic() for _ in range(5)]
+    bad = topics[2]
+    assert guarded.at_destination.create_topics([NewTopic(bad, 3, 1)]) == {bad: None}
+    groups = [unique_name("guarded") for _ in range(5)]
+    reads = [acl(f"reader-{index}", "READ", topic) for index, topic in enumerate(topics) if topic != bad]
+    PlantedAdmin.planted = {reads[1]}
+    rights = [
+        *(acl("mirror", "ALL", name, kind=kind) for name, kind in (("*", "TOPIC"), ("*", "GROUP"))),
+        acl("mirror", "ALL", "kafka-cluster", kind="CLUSTER"),
+    ]
+    denied = acl("mirror", "ALL", groups[3], kind="GROUP", deny=True)
+    give(guarded.at_source, *rights, *reads, denied)
+    give(guarded.at_destination, *rights)
+    positions = {(topics[0], 0): CommittedOffset(0, "text")}
+    offsets = dict.fromkeys(groups, positions)
+    wait_until(lambda: len(guarded.at_source.alter_group_offsets(offsets).values) == len(groups))
+    mirror = replace(guarded.mirror(*topics, user="mirror"), destination_admin=PlantedAdmin)
+    fine = set(reads) - PlantedAdmin.planted
+
+    def rest_is_in_step() -> bool:
+        mirror.refresh()
+        there = guarded.at_destination.group_offsets(groups).values
+        return {group for group, found in there.items() if found} == set(groups) - {
+            groups[3]
+        } and guarded.there(*topics) >= fine
+
+    wait_until(rest_is_in_step, 60)
+    errors = errors_of(mirror.refresh())
+    mirror.close()
+    for admin in (guarded.at_source, guarded.at_destination):
+        admin.delete_acls([*rights, denied])
+
+    assert errors.keys() == {bad, groups[3], acl_text(reads[1])}
+    assert "has 3 partitions at the destination" in errors[bad]
+    assert "User:mirror lacks DESCRIBE on group" in errors[groups[3]]
+    assert errors[acl_text(reads[1])] == "planted"
+    assert {topic for topic, record in mirror.known.items() if record.partitions} == set(topics) - {bad}
 
 
 @contextmanager
