@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test ui lint format bench faults docs package clean
+.PHONY: setup demo test ui lint format bench faults docs compat package clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -57,6 +57,10 @@ bench: setup
 docs: setup
 	$(BIN)/python -m docs.generators
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# ONLY="kafka --only 3.9": some combinations. Writes docs/compatibility.md; all of it takes the better part of an hour.
+compat: setup
+	$(BIN)/python -m tests.compat $(ONLY)
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kmirror_dagster.sandbox.cluster import SandboxCluster
+from tests.compat.releases import DESTINATION_ENV, SOURCE_ENV, cluster_of
 from tests.helpers.proxy import FaultProxy, behind, lead
 from tests.helpers.waiting import unique_name
 
@@ -40,8 +41,8 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
     """The session's pair of clusters; downloads Kafka's jars the first time on a machine."""
     home = tmp_path_factory.mktemp("clusters")
     with FaultProxy() as source_proxy, FaultProxy() as destination_proxy:
-        source = SandboxCluster("source", home, listeners=behind(source_proxy))
-        destination = SandboxCluster("destination", home, listeners=behind(destination_proxy))
+        source = cluster_of("source", home, SOURCE_ENV, listeners=behind(source_proxy))
+        destination = cluster_of("destination", home, DESTINATION_ENV, listeners=behind(destination_proxy))
         try:
             start_all([source, destination])
             lead(source_proxy, source)

@@ -200,7 +200,7 @@ class SandboxCluster:
         """
         self._interrupted.clear()
         self._launched.clear()
-        class_path = jars.class_path(console)
+        class_path = self._class_path(console)
         deadline = time.monotonic() + wait_s
         try:
             if ClusterPlan.load(self.home) is None:
@@ -256,7 +256,7 @@ class SandboxCluster:
         everybody = plan.brokers(self.home)
         for each in chosen:
             self._write_files(each, everybody)
-        storage.format_brokers(chosen, plan.cluster_id, class_path)
+        self._format(chosen, plan, class_path)
         for each in chosen:
             process = self._process(each)
             process.start(jars.java(), self._command(each), class_path)
@@ -265,13 +265,22 @@ class SandboxCluster:
 
     def _write_files(self, broker: BrokerPlan, everybody: Sequence[BrokerPlan]) -> None:
         (broker.home / "tmp").mkdir(parents=True, exist_ok=True)
-        secured = self._security.broker_properties() if self._security else {}
-        overrides = {**secured, **self._overrides}
-        properties = server_properties(broker, everybody, self._listeners(), overrides)
         config = broker.home / "server.properties"
         config.touch(mode=0o600)
-        config.write_text(render(properties), encoding="latin-1")
+        config.write_text(render(self._properties(broker, everybody)), encoding="latin-1")
         (broker.home / "log4j2.properties").write_text(log4j2_properties(broker.log), encoding="latin-1")
+
+    # What follows is another release's own in the tests of compatibility.
+
+    def _class_path(self, console: Console | None = None) -> list[Path]:
+        return jars.class_path(console)
+
+    def _format(self, brokers: Sequence[BrokerPlan], plan: ClusterPlan, class_path: list[Path]) -> None:
+        storage.format_brokers(brokers, plan.cluster_id, class_path)
+
+    def _properties(self, broker: BrokerPlan, everybody: Sequence[BrokerPlan]) -> Mapping[str, str]:
+        secured = self._security.broker_properties() if self._security else {}
+        return server_properties(broker, everybody, self._listeners(), {**secured, **self._overrides})
 
     def _command(self, broker: BrokerPlan) -> list[str]:
         return [
@@ -361,7 +370,7 @@ class SandboxCluster:
         if not self._process(plan).is_alive():
             for listener, port in plan.ports.items():
                 require_free(port, f"sandbox cluster {self.name} ({listener})")
-            self._launch([plan], jars.class_path())
+            self._launch([plan], self._class_path())
         self.wait_ready(wait_s)
 
     def pause(self, broker: int | None = None) -> None:

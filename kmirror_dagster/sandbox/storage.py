@@ -38,7 +38,7 @@ def format_brokers(brokers: Sequence[BrokerPlan], cluster_id: str, class_path: l
     fresh = [broker for broker in brokers if not (broker.data / _META).exists()]
     kept = class_path[0].parent / _KEPT_NAME
     if not kept.exists():
-        _format_with_tool(fresh, cluster_id, class_path)
+        format_with_tool(fresh, cluster_id, class_path)
         _keep(fresh, kept)
         return
     for broker in fresh:
@@ -67,7 +67,12 @@ def _keep(formatted: Sequence[BrokerPlan], kept: Path) -> None:
         os.replace(file.name, kept)
 
 
-def _format_with_tool(brokers: Sequence[BrokerPlan], cluster_id: str, class_path: list[Path]) -> None:
+def format_with_tool(brokers: Sequence[BrokerPlan], cluster_id: str, class_path: list[Path]) -> None:
+    """Format data directories with Kafka's own tool, a JVM for each.
+
+    Raises:
+        SandboxError: the tool refused; the message holds its reason.
+    """
     running = [(broker, _start(broker, cluster_id, class_path)) for broker in brokers]
     deadline = time.monotonic() + _FORMAT_S
     try:

@@ -27,7 +27,7 @@ class Tool:
 def test_tool_runs_for_the_first_cluster_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second cluster gets copies, with a cluster id, node ids and directory ids of its own."""
     tool = Tool()
-    monkeypatch.setattr(storage, "_format_with_tool", tool)
+    monkeypatch.setattr(storage, "format_with_tool", tool)
     class_path = [tmp_path / "cache" / "a.jar"]
     class_path[0].parent.mkdir()
     first = [BrokerPlan(1, {}, tmp_path / "first")]
@@ -45,7 +45,7 @@ def test_tool_runs_for_the_first_cluster_only(tmp_path: Path, monkeypatch: pytes
 
 def test_formatted_broker_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Formatting again changes nothing, whatever the cluster id."""
-    monkeypatch.setattr(storage, "_format_with_tool", Tool())
+    monkeypatch.setattr(storage, "format_with_tool", Tool())
     class_path = [tmp_path / "a.jar"]
     broker = BrokerPlan(1, {}, tmp_path / "broker")
     storage.format_brokers([broker], "id", class_path)
