@@ -437,14 +437,14 @@ class HistoryWriter:
         if before > start:
             delete_records(self.cluster.bootstrap, self.topic, before, op.partition)
 
-    async def compact(self) -> None:
+    async def compact(self, deadline_s: float) -> None:
         """Close the written segments, wait until the log cleaner is through them, and let it rest from then on."""
         partitions = range(self.history.partitions)
         await self.raw.plain(self.topic, {p: raw_batch_records(p, 30, keys=10_000) for p in partitions})
         # the active segment is never cleaned: with this size the next batch begins another one
         await self._alter({"internal.segment.bytes": "1000"})
         await self.raw.plain(self.topic, {p: raw_batch_records(1, 1, keys=1) for p in partitions})
-        await asyncio.to_thread(wait_until_cleaned, self.cluster, self.topic, partitions)
+        await asyncio.to_thread(wait_until_cleaned, self.cluster, self.topic, partitions, deadline_s)
         await self._alter({"cleanup.policy": "delete", "internal.segment.bytes": "2000000"})
 
     async def _alter(self, configs: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ from tests.helpers.kafka import create_topic
 from tests.helpers.waiting import unique_name
 
 
-def mirror_history(clusters: Clusters, history: History, *, compaction_s: float = 60.0) -> dict[int, str]:
+def mirror_history(clusters: Clusters, history: History, *, compaction_s: float = 240.0) -> dict[int, str]:
     """Write a history to a topic of its own, mirror it stage by stage, and say what differs."""
     topic = unique_name("history")
     create_topic(clusters.source.bootstrap, topic, history.partitions, history.topic_configs)
@@ -27,7 +27,7 @@ def mirror_history(clusters: Clusters, history: History, *, compaction_s: float 
                 await writer.write(stage)
                 if history.keys and number == 0:
                     await writer.end_transactions()
-                    await writer.compact()
+                    await writer.compact(compaction_s)
                 if number == len(history.stages) - 1:
                     await writer.end_transactions()
                 if number and history.restarts:
