@@ -14,6 +14,7 @@ from kmirror_dagster.cli import (
     nodes,
     offsets,
     plan,
+    recovery_cut,
     recovery_drill,
     recovery_failback,
     recovery_faults,
@@ -110,6 +111,7 @@ def _add_commands() -> None:
     app.command("failback", rich_help_panel=_RECOVERY)(recovery_failback.failback)
     app.command("forecast", rich_help_panel=_RECOVERY)(recovery_forecast.forecast)
     app.command("drill", rich_help_panel=_RECOVERY)(recovery_drill.drill)
+    app.command("cut", rich_help_panel=_RECOVERY)(recovery_cut.cut)
     app.command("manifest", rich_help_panel=_RECOVERY)(recovery_manifest.manifest)
     app.command("faults", rich_help_panel=_RECOVERY)(recovery_faults.faults)
     app.add_typer(

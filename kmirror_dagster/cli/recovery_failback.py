@@ -1,23 +1,20 @@
 """`kmirror failback`: the old source becomes the copy of the cluster that has taken over."""
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kmirror_dagster.cli.options import JsonOption, MirrorArgument, TopicsOption, split_patterns
-from kmirror_dagster.cli.recovery_positions import stopped_positions
-from kmirror_dagster.cli.session import Session, session_of
+from kmirror_dagster.cli.session import session_of
 from kmirror_dagster.errors import IllegalTransitionError, UsageError
 from kmirror_dagster.recovery.formats import QuarantineFormat
 
 if TYPE_CHECKING:
     from kmirror_dagster.coordination.client import NodeClient
+    from kmirror_dagster.coordination.recovery_runs import WayBack
     from kmirror_dagster.records import RecoveryRecord
-    from kmirror_dagster.recovery.failback import FailbackState
-    from kmirror_dagster.recovery.failback_look import FailbackWish
     from kmirror_dagster.recovery.failback_plan import FailbackPlan
 
 _NUMERIC = frozenset({"PARTITIONS", "QUARANTINE", "COPY"})
@@ -53,7 +50,8 @@ def failback(
         ),
     ] = None,
     quarantine_format: Annotated[
-        QuarantineFormat, typer.Option("--format", help="Format of those files.")
+        QuarantineFormat,
+        typer.Option("--format", help="Format of those files; or topic: __kmirror_quarantine.MIRROR."),
     ] = QuarantineFormat.JSONL,
     plan: Annotated[
         bool, typer.Option("--plan", "--dry-run", help="Print what would be done and end.")
@@ -77,25 +75,22 @@ def failback(
     deleted and copied anew, since a log's tail cannot be cut through Kafka's API. Can be interrupted anywhere: run it
     again, from any machine that has the quarantine, and it goes on. Needs a node that writes to the old source.
     """
+    from kmirror_dagster.coordination.recovery_nodes import client_of_other_node
+    from kmirror_dagster.coordination.recovery_runs import WayBack, stored_recovery
     from kmirror_dagster.recovery.failback import OPERATION, FailbackState
 
     session = session_of(ctx)
     as_json = session.json or json
     directory = quarantine or session.node_directory() / "quarantine" / mirror
     with session.client() as client:
-        stored = client.recovery(mirror)
-        if stored is not None and not stored.finished and stored.operation != OPERATION:
-            raise IllegalTransitionError(
-                f"mirror {mirror!r}: a {stored.operation} is under way (step {stored.step}): end that first"
-            )
+        stored = stored_recovery(client, mirror, OPERATION)
         if abort:
             _abort(client, mirror, stored)
             return
         record = _resumed(stored)
         if record is None:
-            record = _planned(
-                client, mirror, stored, split_patterns(topics), name, directory, quarantine_format
-            )
+            way = WayBack(directory, quarantine_format, name)
+            record = _planned(client, mirror, stored, split_patterns(topics), way)
         if record.finished:
             print_outcome(record, as_json=as_json)
             return
@@ -105,7 +100,9 @@ def failback(
             return
         if not as_json:
             _print_plan(state.plan, record)
-        with _other(session, to_state_dir, to_endpoint, state) as other:
+        with client_of_other_node(
+            session.environ(), to_state_dir, to_endpoint, state.plan.old_source_id
+        ) as other:
             confirm(mirror, yes=yes)
             done = carry_out(client, other, record, timeout)
     print_outcome(done, as_json=as_json, with_plan=False)
@@ -128,77 +125,19 @@ def _planned(
     mirror: str,
     stored: "RecoveryRecord | None",
     patterns: list[str] | None,
-    name: str | None,
-    quarantine: Path,
-    quarantine_format: QuarantineFormat,
+    way: "WayBack",
 ) -> "RecoveryRecord":
     """A first record with the plan; the stored one when these topics have been failed back already."""
-    import uuid
-
     from kmirror_dagster.cli.progress import busy
-    from kmirror_dagster.records import RecoveryRecord
-    from kmirror_dagster.recovery.failback import OPERATION, FailbackState, FailbackStep
-    from kmirror_dagster.recovery.failback_look import plan_failback
+    from kmirror_dagster.coordination.recovery_runs import is_failed_back, planned_failback
+    from kmirror_dagster.recovery.failback import FailbackState
 
-    positions, not_stopped = stopped_positions(client, mirror, patterns)
-    if not_stopped and patterns is None:
-        raise UsageError(
-            f"mirror {mirror}: {', '.join(not_stopped)} is not stopped: a mirror back would make a loop of it; stop "
-            "it too, or name the topics to fail back (--topics)"
-        )
-    if stored is not None and stored.operation == OPERATION and stored.step == FailbackStep.DONE.value:
+    if is_failed_back(client, mirror, stored, patterns) and stored is not None:
         last = FailbackState.model_validate(stored.document).plan
-        back = {topic.topic for topic in last.topics}
-        if all(p.topic in back and p.recorded_ms <= last.stopped_ms for p in positions):
-            typer.echo(f"{mirror}: has been failed back already, by mirror {last.reverse}", err=True)
-            return stored
-    wish = wish_of(client, mirror, patterns, patterns is None, name, quarantine, quarantine_format)
+        typer.echo(f"{mirror}: has been failed back already, by mirror {last.reverse}", err=True)
+        return stored
     with busy(f"comparing both clusters of {mirror}"):
-        state = plan_failback(wish)
-    return RecoveryRecord(
-        mirror=mirror,
-        operation=OPERATION,
-        operation_id=uuid.uuid4().hex,
-        step=FailbackStep.SAVE.value,
-        document=state.model_dump(mode="json"),
-        started_ms=time.time_ns() // 1_000_000,
-        revision=stored.revision if stored else 0,
-    )
-
-
-def wish_of(
-    client: "NodeClient",
-    mirror: str,
-    patterns: list[str] | None,
-    everything: bool,
-    name: str | None,
-    quarantine: Path,
-    quarantine_format: QuarantineFormat = QuarantineFormat.JSONL,
-) -> "FailbackWish":
-    """What a way back is planned from, as the mirror's node tells it."""
-    from kmirror_dagster.recovery.failback_look import FailbackWish, reverse_name
-    from kmirror_dagster.settings import mirror_from_document
-
-    positions, _ = stopped_positions(client, mirror, patterns)
-    document = client.document(mirror)
-    return FailbackWish(
-        settings=mirror_from_document(document, name=f"mirror {mirror!r}"),
-        document=document,
-        positions=positions,
-        source_cluster_id=client.mirror(mirror).source_cluster_id,
-        everything=everything,
-        reverse=name or reverse_name(mirror),
-        quarantine=quarantine,
-        quarantine_format=quarantine_format,
-    )
-
-
-def _other(
-    session: Session, state_dir: Path | None, endpoint: str | None, state: "FailbackState"
-) -> "NodeClient":
-    from kmirror_dagster.cli.recovery_control import client_of_other_node
-
-    return client_of_other_node(session, state_dir, endpoint, state.plan.old_source_id)
+        return planned_failback(client, mirror, stored, patterns, way)
 
 
 def carry_out(
@@ -206,19 +145,16 @@ def carry_out(
 ) -> "RecoveryRecord":
     """Do what is left of a failback; the finished record."""
     from kmirror_dagster.cli.progress import progress
-    from kmirror_dagster.cli.recovery_control import NodeJournal, NodeMirrors
-    from kmirror_dagster.recovery.failback import Failback
-    from kmirror_dagster.settings import mirror_from_document
+    from kmirror_dagster.coordination import recovery_runs as runs
 
-    settings = mirror_from_document(client.document(record.mirror), name=f"mirror {record.mirror!r}")
     with progress(f"failback {record.mirror}") as shown:
-        return Failback(
-            settings.source,
-            NodeJournal(client),
-            NodeMirrors(other),
-            tell=lambda text, done, total: shown.update(done, total, text),
+        return runs.carry_out(
+            client,
+            other,
+            record,
             follow_s=timeout_s,
-        ).run(record)
+            tell=lambda text, done, total: shown.update(done, total, text),
+        )
 
 
 def _abort(client: "NodeClient", mirror: str, stored: "RecoveryRecord | None") -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kmirror_dagster.cli.options import JsonOption, MirrorArgument, TopicsOption, split_patterns
-from kmirror_dagster.cli.recovery_positions import stopped_positions
-from kmirror_dagster.cli.session import session_of
+from kmirror_dagster.cli.session import Session, session_of
 
 if TYPE_CHECKING:
     from kmirror_dagster.recovery.manifest import LossManifest
+    from kmirror_dagster.settings import MirrorSettings
 
 _NUMERIC = frozenset({"PARTITION", "FROM", "TO", "RECORDS", "BYTES"})
 _SHOWN_PARTITIONS = 50
@@ -38,15 +38,30 @@ def manifest(
     repeated as often as one likes.
     """
     from kmirror_dagster.cli.output import print_json
-    from kmirror_dagster.cli.progress import progress
     from kmirror_dagster.recovery.exports import export_manifest
+
+    session = session_of(ctx)
+    made, _ = read_manifest(session, mirror, split_patterns(topics), timeout)
+    if output is not None:
+        export_manifest(made, output)
+    if session.json or json:
+        print_json(made.model_dump(mode="json"))
+    else:
+        print_manifest(made)
+
+
+def read_manifest(
+    session: Session, mirror: str, patterns: list[str] | None, timeout_s: float | None
+) -> "tuple[LossManifest, MirrorSettings]":
+    """Ask the node where stopped topics ended, and read the source behind that; also the mirror's settings."""
+    from kmirror_dagster.cli.progress import progress
+    from kmirror_dagster.coordination.recovery_nodes import stopped_positions
     from kmirror_dagster.recovery.manifest import build_manifest
     from kmirror_dagster.settings import mirror_from_document
     from kmirror_dagster.verification.range_reads import ReadLimits
 
-    session = session_of(ctx)
     with session.client() as client:
-        positions, not_stopped = stopped_positions(client, mirror, split_patterns(topics))
+        positions, not_stopped = stopped_positions(client, mirror, patterns)
         settings = mirror_from_document(client.document(mirror), name=f"mirror {mirror!r}")
         source_id = client.mirror(mirror).source_cluster_id
     with progress(f"manifest {mirror}") as shown:
@@ -56,15 +71,10 @@ def manifest(
             positions,
             source_cluster_id=source_id,
             not_stopped=not_stopped,
-            limits=ReadLimits(deadline_s=timeout),
+            limits=ReadLimits(deadline_s=timeout_s),
             progress=lambda phase, done, total: shown.update(done, total, phase),
         )
-    if output is not None:
-        export_manifest(made, output)
-    if session.json or json:
-        print_json(made.model_dump(mode="json"))
-    else:
-        print_manifest(made)
+    return made, settings
 
 
 def print_manifest(made: "LossManifest") -> None:

@@ -1,21 +1,18 @@
 """`kmirror switchover`: the planned change of roles, nothing lost."""
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kmirror_dagster.cli.options import DryRunOption, JsonOption, MirrorArgument, TopicsOption, split_patterns
-from kmirror_dagster.cli.recovery_failback import carry_out, confirm, print_outcome, wish_of
+from kmirror_dagster.cli.recovery_failback import carry_out, confirm, print_outcome
 from kmirror_dagster.cli.session import session_of
-from kmirror_dagster.errors import IllegalTransitionError, KmirrorError, UsageError
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
 
 if TYPE_CHECKING:
     from kmirror_dagster.coordination.client import NodeClient
     from kmirror_dagster.records import RecoveryRecord
-    from kmirror_dagster.recovery.switchover import SwitchoverState
 
 _STOP_WAIT_S = 60.0
 
@@ -69,18 +66,15 @@ def switchover(
     nothing is written any more. Can be interrupted anywhere and run again; until the mirror is stopped --abort
     returns to the start. Needs a node that writes to the source, for the way back.
     """
-    from kmirror_dagster.cli.recovery_control import client_of_other_node
-    from kmirror_dagster.recovery import switchover as room
+    from kmirror_dagster.coordination import recovery_runs as runs
+    from kmirror_dagster.coordination.recovery_nodes import client_of_other_node
+    from kmirror_dagster.recovery.switchover import OPERATION
 
     session = session_of(ctx)
     as_json = session.json or json
     with session.client() as client:
         summary = client.mirror(mirror)
-        stored = client.recovery(mirror)
-        if stored is not None and not stored.finished and stored.operation != room.OPERATION:
-            raise IllegalTransitionError(
-                f"mirror {mirror!r}: a {stored.operation} is under way (step {stored.step}): end that first"
-            )
+        stored = runs.stored_recovery(client, mirror, OPERATION)
         if abort:
             _abort(client, mirror, stored)
             return
@@ -93,17 +87,19 @@ def switchover(
             record = stored
             typer.echo(f"{mirror}: going on with the switchover under way, at step {record.step}", err=True)
         else:
-            record = _begun(client, mirror, stored, patterns, quiet, drain)
+            record = runs.begun_switchover(client, mirror, stored, patterns, quiet_s=quiet, drain_s=drain)
         if dry_run:
             _print_steps(record, as_json=as_json)
             return
-        with client_of_other_node(session, to_state_dir, to_endpoint, summary.source_cluster_id) as other:
+        with client_of_other_node(
+            session.environ(), to_state_dir, to_endpoint, summary.source_cluster_id
+        ) as other:
             confirm(mirror, yes=yes, hint="say --yes to do it")
             record, downtime_s = _until_stopped(client, record)
             if downtime_s is not None and not as_json:
                 typer.echo(f"{mirror}: writers were without a cluster for {downtime_s:.1f} s", err=True)
             directory = session.node_directory() / "quarantine" / mirror
-            record = _planned(client, record, name, directory)
+            record = runs.planned_way_back(client, record, runs.WayBack(directory, name=name))
             done = carry_out(client, other, record, timeout)
     print_outcome(done, as_json=as_json, with_plan=False)
 
@@ -142,98 +138,29 @@ def _is_done(client: "NodeClient", stored: "RecoveryRecord", patterns: list[str]
     )
 
 
-def _begun(
-    client: "NodeClient",
-    mirror: str,
-    stored: "RecoveryRecord | None",
-    patterns: list[str] | None,
-    quiet_s: float,
-    drain_s: float,
-) -> "RecoveryRecord":
-    import uuid
-
-    from kmirror_dagster.records import RecoveryRecord
-    from kmirror_dagster.recovery import switchover as room
-    from kmirror_dagster.settings import name_matcher
-
-    try:
-        selects = name_matcher(patterns)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    chosen: dict[str, set[MirrorState | None]] = {}
-    for status in client.iter_partitions(mirror):
-        if selects(status.topic) and status.desired is not DesiredState.STOPPED:
-            chosen.setdefault(status.topic, set()).add(status.state)
-    unready = sorted(topic for topic, states in chosen.items() if states != {MirrorState.MIRRORING})
-    if unready or not chosen:
-        what = f"{', '.join(unready[:5])} is not MIRRORING" if unready else "no topic is mirrored"
-        raise UsageError(f"mirror {mirror}: {what}: nothing to switch over; see 'kmirror describe {mirror}'")
-    translated = sorted({told.topic for told in client.offsets(mirror)} & chosen.keys())
-    if translated:
-        raise UsageError(
-            f"mirror {mirror}: offsets of {', '.join(translated[:5])} are translated: it cannot be mirrored back as "
-            "the same log; leave it out (--topics), or stop it and fail back, which copies it anew"
-        )
-    state = room.SwitchoverState(topics=sorted(chosen), quiet_s=quiet_s, drain_s=drain_s)
-    return RecoveryRecord(
-        mirror=mirror,
-        operation=room.OPERATION,
-        operation_id=uuid.uuid4().hex,
-        step=room.SwitchoverStep.FENCE.value,
-        document=state.model_dump(mode="json"),
-        started_ms=time.time_ns() // 1_000_000,
-        revision=stored.revision if stored else 0,
-    )
-
-
 def _until_stopped(client: "NodeClient", record: "RecoveryRecord") -> "tuple[RecoveryRecord, float | None]":
     """Carry out what is left until the mirror is stopped; seconds writers were shut out, None when not known."""
     from kmirror_dagster.cli.progress import progress
-    from kmirror_dagster.cli.recovery_control import NodeJournal, NodeSwitch
-    from kmirror_dagster.recovery import switchover as room
-    from kmirror_dagster.settings import mirror_from_document
+    from kmirror_dagster.cli.waiting import StateWait
+    from kmirror_dagster.coordination.recovery_runs import until_stopped
 
-    if record.step not in {step.value for step in room.SwitchoverStep}:
-        return record, None  # on the way back already
-    settings = mirror_from_document(client.document(record.mirror), name=f"mirror {record.mirror!r}")
     with progress(f"switchover {record.mirror}") as shown:
-        record = room.Switchover(
-            settings,
-            NodeJournal(client),
-            NodeSwitch(client, record.mirror, wait_s=_STOP_WAIT_S),
+        return until_stopped(
+            client,
+            record,
+            wait=lambda topics: _awaited(
+                StateWait(client, record.mirror, MirrorState.STOPPED, topics).run(_STOP_WAIT_S, shown)
+            ),
             tell=lambda text, done, total: shown.update(done, total, text),
-        ).run(record)
-    state: SwitchoverState = room.SwitchoverState.model_validate(record.document)
-    return record, (state.stopped_ms - state.fenced_ms) / 1000
-
-
-def _planned(
-    client: "NodeClient", record: "RecoveryRecord", name: str | None, quarantine: Path
-) -> "RecoveryRecord":
-    """The way back: nothing may have to go to quarantine."""
-    from kmirror_dagster.recovery import switchover as room
-    from kmirror_dagster.recovery.failback import FailbackStep
-    from kmirror_dagster.recovery.failback_look import plan_failback
-
-    if record.step != room.SwitchoverStep.STOPPED.value:
-        return record
-    topics = room.SwitchoverState.model_validate(record.document).topics
-    names = [topic.replace(".", r"\.") for topic in topics]
-    everything = len(client.mirror(record.mirror).topics) == len(topics)
-    state = plan_failback(wish_of(client, record.mirror, names, everything, name, quarantine))
-    if state.plan.tail:
-        update = {"finished": True, "error": "written to after the drain"}
-        client.record_recovery(record.model_copy(update=update))
-        raise KmirrorError(
-            f"{record.mirror}: {state.plan.tail} offsets were written at the source after it had come to rest, the "
-            f"mirror is stopped: see 'kmirror manifest {record.mirror}', then 'kmirror failback {record.mirror}'"
         )
-    update = {"step": FailbackStep.SAVE.value, "document": state.model_dump(mode="json")}
-    return record.model_copy(update=update)
+
+
+def _awaited(_states: object) -> None:
+    """Nothing to tell of a wait that ended."""
 
 
 def _abort(client: "NodeClient", mirror: str, stored: "RecoveryRecord | None") -> None:
-    from kmirror_dagster.cli.recovery_control import NodeJournal
+    from kmirror_dagster.coordination.recovery_nodes import NodeJournal
     from kmirror_dagster.recovery.switchover import give_up
     from kmirror_dagster.settings import mirror_from_document
 

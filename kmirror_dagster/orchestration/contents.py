@@ -96,8 +96,12 @@ def settings_of(node: NodeApi, view: MirrorView) -> MirrorSettings:
 
 def certificate_path(resource: KMirrorResource, mirror: str) -> Path:
     """Where a mirror's certificate is kept: with the node's state directory, as `kmirror certify` does."""
-    directory = Path(resource.state_dir) if resource.state_dir else default_state_dir()
-    return directory / "certificates" / f"{mirror}.json"
+    return state_directory(resource) / "certificates" / f"{mirror}.json"
+
+
+def state_directory(resource: KMirrorResource) -> Path:
+    """Where certificates, reports and quarantine are kept unless told otherwise."""
+    return Path(resource.state_dir) if resource.state_dir else default_state_dir()
 
 
 def go_on(subject: Subject, path: Path, *, budget_s: float, restart: bool = False) -> "Certificate":

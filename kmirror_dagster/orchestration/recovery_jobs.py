@@ -6,12 +6,15 @@ from dataclasses import dataclass
 import dagster as dg
 
 from kmirror_dagster.orchestration.contents_jobs import certify_job, contents_check, reverify_job
+from kmirror_dagster.orchestration.drill_job import drill_job
 from kmirror_dagster.orchestration.failover_job import approve_failover_job
 from kmirror_dagster.orchestration.forecast_jobs import forecast_job, rpo_check
+from kmirror_dagster.orchestration.handover_jobs import failback_job, switchover_job
 from kmirror_dagster.orchestration.job_parts import JobParts
 
 CERTIFY_CRON = "*/10 * * * *"
 FORECAST_CRON = "*/5 * * * *"
+DRILL_CRON = "13 4 * * 0"
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,18 @@ class RecoveryParts:
 
 def recovery_parts(parts: JobParts) -> RecoveryParts:
     """Build them for all mirrors of a code location."""
-    certify, forecast = certify_job(parts), forecast_job(parts)
+    certify, forecast, drill = certify_job(parts), forecast_job(parts), drill_job(parts)
     return RecoveryParts(
         checks=[make(view) for view in parts.views.values() for make in (contents_check, rpo_check)],
-        jobs=[certify, reverify_job(parts), forecast, approve_failover_job(parts)],
+        jobs=[
+            certify,
+            reverify_job(parts),
+            forecast,
+            drill,
+            approve_failover_job(parts),
+            switchover_job(parts),
+            failback_job(parts),
+        ],
         schedules=[
             dg.ScheduleDefinition(
                 name=f"{parts.prefix}_certify_schedule",
@@ -45,6 +56,14 @@ def recovery_parts(parts: JobParts) -> RecoveryParts:
                 # it needs the credentials of both clusters where Dagster's runs are
                 default_status=dg.DefaultScheduleStatus.STOPPED,
                 description="Logs what a failover would cost, every five minutes.",
+            ),
+            dg.ScheduleDefinition(
+                name=f"{parts.prefix}_drill_schedule",
+                job=drill,
+                cron_schedule=DRILL_CRON,
+                # it makes topics on both clusters
+                default_status=dg.DefaultScheduleStatus.STOPPED,
+                description="Rehearses a failover on shadow topics each Sunday night.",
             ),
         ],
     )

@@ -28,6 +28,7 @@ from kmirror_dagster.recovery.formats import QuarantineFormat
 from kmirror_dagster.recovery.journal import Journal, StepRunner
 from kmirror_dagster.recovery.positions import same_topic_id
 from kmirror_dagster.recovery.quarantine import Quarantine, SavedTail, check_saved
+from kmirror_dagster.recovery.quarantine_topic import TopicQuarantine
 from kmirror_dagster.settings import ClusterSettings
 from kmirror_dagster.verification.ranges import LogEnds, read_ends
 
@@ -120,6 +121,7 @@ class Failback(StepRunner):
         old_source: cluster the mirror copied from.
         journal: where the steps are stored.
         reverse: mirrors of the node that writes there.
+        new_source: cluster that has taken over; needed where quarantine is a topic of it.
         tell: told what is being done, how much of it is done and how much there is.
         follow_s: longest wait for the mirror back to have taken all topics over.
     """
@@ -130,11 +132,13 @@ class Failback(StepRunner):
         journal: Journal,
         reverse: ReverseMirrors,
         *,
+        new_source: ClusterSettings | None = None,
         tell: Tell = lambda _text, _done, _total: None,
         follow_s: float = 300.0,
     ) -> None:
         super().__init__(journal)
         self._old_source = old_source
+        self._new_source = new_source
         self._reverse = reverse
         self._tell = tell
         self._follow_s = follow_s
@@ -182,7 +186,7 @@ class Failback(StepRunner):
     def _save(self, admin: ClusterAdmin, record: RecoveryRecord, state: FailbackState) -> RecoveryRecord:
         topics = [topic for topic in state.plan.topics if topic.deletes]
         state = state.model_copy(update={"unfenced": fence(admin, [topic.topic for topic in topics])})
-        quarantine = Quarantine(Path(state.plan.quarantine), QuarantineFormat(state.plan.quarantine_format))
+        quarantine = self._quarantine(record, state)
         tails = self._unsaved(admin, topics, state.saved)
         for _ in range(_SAVE_ROUNDS):
             if not tails:
@@ -213,12 +217,24 @@ class Failback(StepRunner):
             if each.end > max(first.get(key, each.start), each.start)
         }
 
+    def _quarantine(self, record: RecoveryRecord, state: FailbackState) -> Quarantine | TopicQuarantine:
+        kept_as = QuarantineFormat(state.plan.quarantine_format)
+        if kept_as is not QuarantineFormat.TOPIC:
+            return Quarantine(Path(state.plan.quarantine), kept_as)
+        if self._new_source is None:
+            raise UsageError("quarantine is a topic of the new source, which is not known here")
+        return TopicQuarantine(self._new_source, state.plan.quarantine, record.operation_id)
+
     # remove
 
     def _remove(self, admin: ClusterAdmin, record: RecoveryRecord, state: FailbackState) -> RecoveryRecord:
         topics = [topic for topic in state.plan.topics if topic.deletes]
-        for tail in state.saved:
-            check_saved(tail)
+        quarantine = self._quarantine(record, state)
+        if isinstance(quarantine, TopicQuarantine):
+            quarantine.check(state.saved)
+        else:
+            for tail in state.saved:
+                check_saved(tail)
         for number, topic in enumerate(topics):
             self._tell(f"deleting {topic.topic} at the old source", number, len(topics))
             if self._unsaved(admin, [topic], state.saved):

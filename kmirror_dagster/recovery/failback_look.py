@@ -16,6 +16,7 @@ from kmirror_dagster.recovery.failback_plan import FailbackPlan, FailbackWorld, 
 from kmirror_dagster.recovery.formats import QuarantineFormat
 from kmirror_dagster.recovery.manifest import check_source
 from kmirror_dagster.recovery.positions import LastPosition, same_topic_id
+from kmirror_dagster.recovery.quarantine_topic import quarantine_topic
 from kmirror_dagster.settings import MirrorSettings
 from kmirror_dagster.verification.ranges import LogEnds, read_ends
 
@@ -34,7 +35,7 @@ class FailbackWish:
         everything: all topics of the mirror are stopped and meant: the mirror back keeps the filters, so that
             topics that appear later are mirrored back too.
         reverse: name of the mirror back.
-        quarantine, quarantine_format: where tails go.
+        quarantine, quarantine_format: where tails go; the directory means nothing for a topic.
     """
 
     settings: MirrorSettings
@@ -70,7 +71,9 @@ def plan_failback(wish: FailbackWish) -> FailbackState:
         old_source_id=wish.source_cluster_id,
         new_source_id=new_id,
         stopped_ms=max((p.recorded_ms for p in wish.positions), default=0),
-        quarantine=str(wish.quarantine.absolute()),
+        quarantine=quarantine_topic(settings.mirror)
+        if wish.quarantine_format is QuarantineFormat.TOPIC
+        else str(wish.quarantine.absolute()),
         quarantine_format=wish.quarantine_format.value,
         topics=plan_topics(world),
     )

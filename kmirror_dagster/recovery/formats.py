@@ -4,10 +4,11 @@ from enum import Enum
 
 
 class QuarantineFormat(str, Enum):
-    """JSON lines (keys, values and header values as base64), or Parquet (as bytes)."""
+    """JSON lines (keys, values and header values as base64), Parquet (as bytes), or a topic of the new source."""
 
     JSONL = "jsonl"
     PARQUET = "parquet"
+    TOPIC = "topic"
 
     def __str__(self) -> str:
         return self.value

@@ -5,7 +5,7 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,7 +40,8 @@ class SavedTail(BaseModel):
 
     Attributes:
         records: readable ones, those of aborted and open transactions too (marked `committed: false`).
-        sha256: of the file, hexadecimal.
+        file: its path, or `topic:NAME`.
+        sha256: of the file, hexadecimal; of a topic's records the digest of `verification.digests`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -100,32 +101,13 @@ class Quarantine:
         limits: ReadLimits,
         progress: ProgressCallback,
     ) -> list[SavedTail]:
-        ranges = {
-            key: LogRange(*key, max(first, ends.start), ends.end) for key, (first, ends) in tails.items()
-        }
-        stable = {
-            key: LogRange(*key, wanted.start, max(wanted.start, min(wanted.end, tails[key][1].stable_end)))
-            for key, wanted in ranges.items()
-        }
-        committed: dict[Partition, set[int]] = {key: set() for key in ranges}
-        for chunk in read_ranges(
-            source, stable, isolation=Isolation.READ_COMMITTED, limits=limits, progress=progress
-        ):
-            committed[chunk.topic, chunk.partition].update(record[OFFSET] for record in chunk.records)
+        ranges = _ranges(tails)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             with ExitStack() as stack:
                 files = {key: stack.enter_context(self._file(wanted)) for key, wanted in ranges.items()}
-                for chunk in read_ranges(
-                    source,
-                    ranges,
-                    isolation=Isolation.READ_UNCOMMITTED,
-                    limits=limits,
-                    progress=progress,
-                    whole=True,
-                ):
-                    key = (chunk.topic, chunk.partition)
-                    files[key].add(chunk.records, committed[key])
+                for key, records, committed in tail_pieces(source, tails, limits, progress):
+                    files[key].add(records, committed)
                 return [files[key].complete() for key in sorted(files)]
         except OSError as error:
             raise UsageError(f"{self.directory} cannot be written to: {error.strerror or error}") from error
@@ -133,6 +115,43 @@ class Quarantine:
     def _file(self, wanted: LogRange) -> "_TailFile":
         name = f"{wanted.topic}-{wanted.partition}-{wanted.start}-{wanted.end}.{self.format}"
         return _TailFile(self.directory / name, wanted, self.format)
+
+
+def _ranges(tails: Mapping[Partition, tuple[int, LogEnds]]) -> dict[Partition, LogRange]:
+    return {key: LogRange(*key, max(first, ends.start), ends.end) for key, (first, ends) in tails.items()}
+
+
+def tail_pieces(
+    source: ClusterSettings,
+    tails: Mapping[Partition, tuple[int, LogEnds]],
+    limits: ReadLimits,
+    progress: ProgressCallback,
+) -> Iterator[tuple[Partition, Sequence[LogRecord], set[int]]]:
+    """Read tails whole: records of aborted and open transactions too, with the offsets of those that are not.
+
+    Raises:
+        KmirrorError: when the source cannot be read, or a record not be saved as it is.
+    """
+    ranges = _ranges(tails)
+    stable = {
+        key: LogRange(*key, wanted.start, max(wanted.start, min(wanted.end, tails[key][1].stable_end)))
+        for key, wanted in ranges.items()
+    }
+    committed: dict[Partition, set[int]] = {key: set() for key in ranges}
+    for chunk in read_ranges(
+        source, stable, isolation=Isolation.READ_COMMITTED, limits=limits, progress=progress
+    ):
+        committed[chunk.topic, chunk.partition].update(record[OFFSET] for record in chunk.records)
+    for chunk in read_ranges(
+        source,
+        ranges,
+        isolation=Isolation.READ_UNCOMMITTED,
+        limits=limits,
+        progress=progress,
+        whole=True,
+    ):
+        key = (chunk.topic, chunk.partition)
+        yield key, chunk.records, committed[key]
 
 
 def check_saved(tail: SavedTail) -> None:

@@ -381,7 +381,8 @@ def test_a_log_start_that_moves_meanwhile_is_no_difference(
             made += 1
             super().__init__(settings, ranges, isolation=isolation)
 
-    monkeypatch.setattr("kmirror_dagster.verification.compare.RangeReader", LateReader)
+    for room in ("compare", "translated"):
+        monkeypatch.setattr(f"kmirror_dagster.verification.{room}.RangeReader", LateReader)
     report = compare(clusters, topic)
     assert report.ok, report.differences
     assert report.records[Isolation.READ_UNCOMMITTED] == 700

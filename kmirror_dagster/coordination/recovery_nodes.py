@@ -1,17 +1,17 @@
-"""What recovery needs of nodes, over their API."""
+"""Nodes as failback and switchover see them, over their API; shared by the command line and Dagster."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kmirror_dagster.coordination.client import NodeClient
+from kmirror_dagster.coordination.models import CreateMirror, PartitionStatus, VerbRequest
 from kmirror_dagster.errors import UnknownMirrorError, UsageError
 from kmirror_dagster.lifecycle import DesiredState, MirrorState
-
-if TYPE_CHECKING:
-    from kmirror_dagster.cli.session import Session
-    from kmirror_dagster.coordination.client import NodeClient
-    from kmirror_dagster.records import RecoveryRecord
-    from kmirror_dagster.recovery.failback import ReverseProgress
+from kmirror_dagster.records import RecoveryRecord
+from kmirror_dagster.recovery.failback import ReverseProgress
+from kmirror_dagster.recovery.positions import LastPosition
+from kmirror_dagster.settings import name_matcher
 
 TO_ENDPOINT = "KMIRROR_TO_ENDPOINT"
 TO_TOKEN = "KMIRROR_TO_TOKEN"  # noqa: S105 - the name of a variable
@@ -21,13 +21,18 @@ TO_CA = "KMIRROR_TO_CA"
 _CREATE_DEADLINE_S = 120.0
 
 
+def exact_patterns(topics: Sequence[str]) -> list[str]:
+    """Patterns that match these topics and no others."""
+    return [topic.replace(".", r"\.") for topic in topics]
+
+
 def client_of_other_node(
-    session: "Session", state_dir: Path | None, endpoint: str | None, expected_cluster_id: str
-) -> "NodeClient":
+    variables: Mapping[str, str], state_dir: Path | None, endpoint: str | None, expected_cluster_id: str
+) -> NodeClient:
     """Client of the node that writes to the old source.
 
     Args:
-        session: of this command; its variables are read.
+        variables: of this process.
         state_dir: directory of that node, None to go by its endpoint.
         endpoint: of its API, None for the variable's; the token is that of the variable.
         expected_cluster_id: the cluster it has to write to.
@@ -36,9 +41,6 @@ def client_of_other_node(
         UsageError: when no such node is named, or it writes to another cluster.
         NodeUnavailableError: when it does not run.
     """
-    from kmirror_dagster.coordination.client import NodeClient
-
-    variables = dict(session.environ())
     endpoint = endpoint or variables.get(TO_ENDPOINT)
     if state_dir is None and not endpoint:
         raise UsageError(
@@ -62,13 +64,66 @@ def client_of_other_node(
     return client
 
 
+def stopped_positions(
+    client: NodeClient, mirror: str, patterns: list[str] | None
+) -> tuple[list[LastPosition], list[str]]:
+    """Last mirror positions of stopped topics, and the names of those that are not stopped.
+
+    Args:
+        client: a node.
+        mirror: whose topics.
+        patterns: whole-name patterns of topics; None for all of the mirror.
+
+    Raises:
+        UnknownMirrorError: when there is no such mirror.
+        UsageError: when a pattern is malformed, or no stopped topic is selected.
+    """
+    client.mirror(mirror)
+    try:
+        selects = name_matcher(patterns)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    positions: list[LastPosition] = []
+    active: set[str] = set()
+    for status in client.iter_partitions(mirror):
+        if not selects(status.topic) or status.state is None:
+            continue
+        position = _position(status)
+        if position is None:
+            active.add(status.topic)
+        else:
+            positions.append(position)
+    positions = [position for position in positions if position.topic not in active]
+    if not positions:
+        what = f"topic matching {', '.join(patterns)}" if patterns else "topic"
+        raise UsageError(
+            f"mirror {mirror} has no stopped {what}: stop it first ('kmirror stop {mirror}'), that records "
+            "the last mirror position"
+        )
+    return positions, sorted(active)
+
+
+def _position(status: PartitionStatus) -> LastPosition | None:
+    if status.state is not MirrorState.STOPPED or status.last_mirror_offset is None:
+        return None
+    return LastPosition(
+        topic=status.topic,
+        partition=status.partition,
+        offset=status.last_mirror_offset,
+        source_leader_epoch=-1 if status.last_mirror_epoch is None else status.last_mirror_epoch,
+        recorded_ms=status.last_mirror_ms or 0,
+        source_topic_id=status.source_topic_id,
+        source_offset=status.last_mirror_source_offset,
+    )
+
+
 class NodeJournal:
     """Steps stored by the node that leads the mirror (`recovery.failback.Journal`)."""
 
-    def __init__(self, client: "NodeClient") -> None:
+    def __init__(self, client: NodeClient) -> None:
         self._client = client
 
-    def store(self, record: "RecoveryRecord") -> "RecoveryRecord":
+    def store(self, record: RecoveryRecord) -> RecoveryRecord:
         """Store a step."""
         return self._client.record_recovery(record)
 
@@ -76,7 +131,7 @@ class NodeJournal:
 class NodeMirrors:
     """Mirrors of the other node (`recovery.failback.ReverseMirrors`)."""
 
-    def __init__(self, client: "NodeClient") -> None:
+    def __init__(self, client: NodeClient) -> None:
         self._client = client
 
     def document(self, mirror: str) -> Mapping[str, Any] | None:
@@ -95,8 +150,6 @@ class NodeMirrors:
 
     def create(self, document: Mapping[str, Any]) -> None:
         """Create a mirror; harmless when it exists with this document."""
-        from kmirror_dagster.coordination.models import CreateMirror
-
         self._client.create(CreateMirror(document=dict(document)))
 
     def delete(self, mirror: str) -> None:
@@ -106,10 +159,8 @@ class NodeMirrors:
         except UnknownMirrorError:
             return
 
-    def progress(self, mirror: str, topics: Sequence[str]) -> "ReverseProgress":
+    def progress(self, mirror: str, topics: Sequence[str]) -> ReverseProgress:
         """How far these topics are."""
-        from kmirror_dagster.recovery.failback import ReverseProgress
-
         summary = self._client.mirror(mirror)
         wanted = set(topics)
         known = {topic.topic: topic for topic in summary.topics if topic.topic in wanted}
@@ -134,13 +185,13 @@ class NodeSwitch:
     Args:
         client: a node.
         mirror: its name.
-        wait_s: longest wait for its topics to be stopped.
+        wait: waits until these topics are stopped.
     """
 
-    def __init__(self, client: "NodeClient", mirror: str, *, wait_s: float) -> None:
+    def __init__(self, client: NodeClient, mirror: str, *, wait: Callable[[Sequence[str]], None]) -> None:
         self._client = client
         self._mirror = mirror
-        self._wait_s = wait_s
+        self._wait = wait
 
     def sync(self) -> Mapping[str, str]:
         """Refresh its metadata; what of the groups did not succeed, with the reasons."""
@@ -159,11 +210,5 @@ class NodeSwitch:
 
     def stop(self, topics: Sequence[str]) -> None:
         """Stop topics and wait until they are; harmless when they are stopped."""
-        from kmirror_dagster.cli.progress import progress
-        from kmirror_dagster.cli.waiting import StateWait
-        from kmirror_dagster.coordination.models import VerbRequest
-
-        names = [topic.replace(".", r"\.") for topic in topics]
-        self._client.verb(self._mirror, "stop", VerbRequest(topics=names))
-        with progress(f"stop {self._mirror}") as shown:
-            StateWait(self._client, self._mirror, MirrorState.STOPPED, topics).run(self._wait_s, shown)
+        self._client.verb(self._mirror, "stop", VerbRequest(topics=exact_patterns(topics)))
+        self._wait(topics)
