@@ -10,9 +10,11 @@ from kmirror_dagster.cli.certification import moment
 from kmirror_dagster.cli.options import JsonOption, MirrorArgument, TopicsOption, split_patterns
 from kmirror_dagster.cli.recovery_manifest import read_manifest
 from kmirror_dagster.cli.session import session_of
+from kmirror_dagster.errors import UsageError
 from kmirror_dagster.recovery.formats import QuarantineFormat
 
 if TYPE_CHECKING:
+    from kmirror_dagster.cli.session import Session
     from kmirror_dagster.recovery.cut import ConsistentCut
 
 _NUMERIC = frozenset({"PARTITION", "CUT", "MIRRORED TO", "SURPLUS"})
@@ -58,6 +60,7 @@ def cut(
     session = session_of(ctx)
     wanted_ms = moment(at, "--at")
     manifest, settings = read_manifest(session, mirror, split_patterns(topics), timeout)
+    _refuse_translated(session, mirror, {each.topic for each in manifest.partitions})
     found = find_cut(settings.destination, manifest, wanted_ms=wanted_ms)
     if output is not None:
         export_cut(found, output)
@@ -71,6 +74,17 @@ def cut(
         _print(found)
         for tail in saved:
             typer.echo(f"saved {tail.records} records: {tail.file}")
+
+
+def _refuse_translated(session: "Session", mirror: str, topics: set[str]) -> None:
+    """A cut is told in offsets of both sides at once: there are none where they differ."""
+    with session.client() as client:
+        translated = sorted({told.topic for told in client.offsets(mirror)} & topics)
+    if translated:
+        raise UsageError(
+            f"mirror {mirror}: offsets of {', '.join(translated[:5])} are translated: there is no cut through them; "
+            "leave them out (--topics)"
+        )
 
 
 def _print(found: "ConsistentCut") -> None:
