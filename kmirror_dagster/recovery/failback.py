@@ -268,7 +268,7 @@ class Failback(StepRunner):
         existing = self._reverse.document(name)
         idle = existing is None or self._reverse.is_idle(name)
         made = existing is not None and dict(existing) == state.document
-        if made and not idle:
+        if made and (not idle or self._is_fresh(state.plan)):
             return  # what denies to write to the topics now is the mirror back
         unfence(admin, state.plan.names(TopicAction.RECREATE))
         if existing is not None:
@@ -280,6 +280,11 @@ class Failback(StepRunner):
                 )
             self._reverse.delete(name)
         self._reverse.create(state.document)
+
+    def _is_fresh(self, plan: FailbackPlan) -> bool:
+        """Whether the mirror back has just been made: it has met none of its topics yet."""
+        topics = [topic.topic for topic in plan.topics]
+        return len(self._reverse.progress(plan.reverse, topics).missing) == len(topics)
 
     def _follow(self, plan: FailbackPlan) -> None:
         topics = [topic.topic for topic in plan.topics]

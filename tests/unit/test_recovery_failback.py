@@ -37,6 +37,7 @@ class World:
     deleted: list[str] = field(default_factory=list)
     waiting: int = 0
     stale: bool = False
+    fresh: bool = False
     calls: int = 0
     crash_at: int | None = None
     writes_left: int = 0
@@ -110,7 +111,8 @@ class World:
         del self.mirrors[mirror]
 
     def progress(self, mirror: str, topics: Sequence[str]) -> ReverseProgress:
-        return ReverseProgress(self.waiting, 3, {"t": "not allowed"} if self.waiting else {})
+        missing, self.fresh = topics if self.fresh else (), False
+        return ReverseProgress(self.waiting, 3, {"t": "not allowed"} if self.waiting else {}, missing)
 
 
 def first_record() -> RecoveryRecord:
@@ -276,6 +278,16 @@ def test_stopped_mirror_of_an_earlier_round_is_made_anew(world: World) -> None:
     run(world)
     assert_done(world)
     assert not world.stale
+
+
+def test_mirror_back_that_has_just_been_made_is_left_alone(world: World) -> None:
+    """Interrupted right behind its creation: it knows no topic yet, which is not the same as being stopped."""
+    run(world)
+    made = world.mirrors["m-back"]
+    world.__init__()
+    world.mirrors["m-back"], world.stale, world.fresh = made, True, True
+    assert run(world).finished
+    assert world.stale  # neither deleted nor made again
 
 
 def test_mirror_back_that_does_not_take_over(world: World) -> None:
