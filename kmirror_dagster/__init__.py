@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from kmirror_dagster.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from kmirror_dagster.orchestration import KafkaMirrorComponent as KafkaMirrorComponent
     from kmirror_dagster.orchestration import KMirrorResource as KMirrorResource
@@ -10,8 +12,6 @@ if TYPE_CHECKING:
     from kmirror_dagster.orchestration import MirrorProps as MirrorProps
     from kmirror_dagster.orchestration import MirrorTarget as MirrorTarget
     from kmirror_dagster.orchestration import build_mirror_definitions as build_mirror_definitions
-
-__version__ = "0.1.0"
 
 # Loaded when asked for: nodes and the command line import this package too and need no Dagster.
 _FROM_ORCHESTRATION = (

@@ -32,6 +32,7 @@ from kmirror_dagster.errors import (
     KmirrorError,
 )
 from kmirror_dagster.settings import ClusterSettings
+from kmirror_dagster.version import __version__
 
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
@@ -225,7 +226,9 @@ class Connection:
             remove(fd)
 
     async def _negotiate(self) -> None:
-        request = ApiVersionsRequest[3](client_software_name=CLIENT_SOFTWARE, client_software_version="0.1.0")
+        request = ApiVersionsRequest[3](
+            client_software_name=CLIENT_SOFTWARE, client_software_version=__version__
+        )
         answer = await self.call(request, version=3)
         if answer.error_code == 35:  # UNSUPPORTED_VERSION: brokers before 2.4 answer in version 0
             answer = await self.call(ApiVersionsRequest[0](), version=0)

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from kmirror_dagster import __version__
 from kmirror_dagster.cli import (
     certification,
     check,
@@ -29,6 +28,7 @@ from kmirror_dagster.cli import (
 from kmirror_dagster.cli.boundary import EXIT_CODES, EXIT_INTERRUPTED, CommandGroup, complain
 from kmirror_dagster.cli.sandbox_group import SandboxGroup
 from kmirror_dagster.cli.session import Session
+from kmirror_dagster.version import __version__
 
 _MIRRORS = "Mirrors"
 _STEERING = "Steering"

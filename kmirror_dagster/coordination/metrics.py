@@ -11,7 +11,6 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
-import kmirror_dagster
 from kmirror_dagster.coordination import metric_catalogue as names
 from kmirror_dagster.coordination.keys import PartitionKey
 from kmirror_dagster.coordination.leadership import Leadership
@@ -24,6 +23,7 @@ from kmirror_dagster.metadata.outcome import Step
 from kmirror_dagster.records import PartitionRecord
 from kmirror_dagster.replication.budget import Budget
 from kmirror_dagster.settings import PolicySettings
+from kmirror_dagster.version import __version__
 
 # A reason is a text of its own for each partition: enough to see what is wrong, too few to harm a scraper.
 _MAX_REASONS = 50
@@ -65,7 +65,7 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Metrics as of now."""
-        yield _metric(names.NODE_INFO, {(self._node_id, kmirror_dagster.__version__): 1})
+        yield _metric(names.NODE_INFO, {(self._node_id, __version__): 1})
         yield _value(names.REBALANCES, self._counters.rebalances)
         yield _value(names.PAUSES, self._counters.pauses)
         sources = self._sources()

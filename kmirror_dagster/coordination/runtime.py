@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import psutil
 from pydantic import SecretStr
 
-import kmirror_dagster
 from kmirror_dagster.broker.admin import ClusterAdmin
 from kmirror_dagster.broker.clients import check_reachable
 from kmirror_dagster.broker.follower import TopicFollower
@@ -37,6 +36,7 @@ from kmirror_dagster.coordination.view import Change, StateView
 from kmirror_dagster.errors import KmirrorError, NotLeaderError
 from kmirror_dagster.records import STATE_TOPIC, MirrorRecord
 from kmirror_dagster.settings import NodeSettings
+from kmirror_dagster.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class NodeRuntime:
         return NodeInfo(
             node_id=self._node_id,
             endpoint=self._server.endpoint,
-            version=kmirror_dagster.__version__,
+            version=__version__,
             started_ms=self._started_ms,
             destination_cluster_id=self._cluster_id,
             coordinator_partitions=sorted(rooms.leadership.shards) if rooms else [],

@@ -2,13 +2,13 @@
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
-from kmirror_dagster import __version__
 from kmirror_dagster.orchestration.component import KafkaMirrorComponent, MirrorItem, NodeConnection
 from kmirror_dagster.orchestration.definitions_builder import build_mirror_definitions
 from kmirror_dagster.orchestration.keys import PartitionKey
 from kmirror_dagster.orchestration.resources import KMirrorResource
 from kmirror_dagster.orchestration.targets import MirrorTarget
 from kmirror_dagster.orchestration.translator import KMirrorTranslator, MirrorProps
+from kmirror_dagster.version import __version__
 
 __all__ = [
     "KMirrorResource",
