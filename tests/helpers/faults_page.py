@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.helpers.campaign import PHASES, Outcome
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "tests" / "faults" / "results.json"
+RESULTS = ROOT / "docs" / "faults.json"
 PAGE = ROOT / "docs" / "faults.md"
 
 _INTRODUCTION = """\
