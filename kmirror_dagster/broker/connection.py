@@ -52,6 +52,7 @@ _IOV_LIMIT = 512
 # longer than this (RFC 5482; only Linux has the option). Control records are fenced by nothing else.
 _LONGEST_UNDERWAY_MS = 4_000
 _TCP_USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
+_LONGEST_RETIRED_S = 60.0
 _DISCARD = struct.pack("ii", 1, 0)
 
 
@@ -139,6 +140,9 @@ class Connection:
         self._tls = False
         self._expires_at = math.inf
         self._retired = False
+        self._clogged = False
+        # of the exchange of versions, which costs the broker next to nothing
+        self.round_trip_s = math.inf
         self.last_used = time.monotonic()
 
     # opening
@@ -229,7 +233,9 @@ class Connection:
         request = ApiVersionsRequest[3](
             client_software_name=CLIENT_SOFTWARE, client_software_version=__version__
         )
+        asked = time.monotonic()
         answer = await self.call(request, version=3)
+        self.round_trip_s = time.monotonic() - asked
         if answer.error_code == 35:  # UNSUPPORTED_VERSION: brokers before 2.4 answer in version 0
             answer = await self.call(ApiVersionsRequest[0](), version=0)
         if answer.error_code:
@@ -262,8 +268,14 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether requests can still be sent; not when the broker soon wants to see the credentials again."""
-        return self._sock is not None and self._error is None and time.monotonic() < self._expires_at
+        """Whether requests can still be sent.
+
+        Not when the broker soon wants to see the credentials again, nor behind a request that was given up.
+        """
+        if self._clogged and not self._waiting:
+            self._clogged = False  # it was late, no more
+        usable = self._sock is not None and self._error is None and not self._clogged
+        return usable and time.monotonic() < self._expires_at
 
     @property
     def in_flight(self) -> int:
@@ -283,6 +295,9 @@ class Connection:
             request: instance of a generated request class.
             version: API version; by default the highest both sides speak.
             deadline_s: seconds; afterwards DeadlineError (the answer, when it comes, is dropped).
+
+        A broker answers the requests of a connection one after the other: behind one that it does not answer all
+        others wait. Once somebody has given up waiting, the connection takes no new ones.
         """
         if version is None:
             version = self.version(request.API_KEY, type(request).max_version)
@@ -294,7 +309,11 @@ class Connection:
         future = self.send(correlation_id, [request.encode(header=True, framed=True)])
         try:
             frame = await asyncio.wait_for(asyncio.shield(future), deadline_s)
+        except asyncio.CancelledError:
+            self._clogged = True
+            raise
         except asyncio.TimeoutError:
+            self._clogged = True
             raise DeadlineError(
                 f"{type(request).__name__} to {self.host}:{self.port} unanswered after {deadline_s:g} s"
             ) from None
@@ -413,7 +432,8 @@ class Connection:
             if size <= available:
                 start = position + 4
                 # a copy that may be written to: the data path changes batch headers in place
-                self._deliver(Frame(memoryview(bytearray(self._staging_view[start : start + size]))))
+                copy = memoryview(bytearray(self._staging_view[start : start + size]))
+                self._deliver(Frame(copy, began=time.monotonic()))
                 position = start + size
                 continue
             if size > _STAGING_BYTES - 4:
@@ -465,10 +485,12 @@ class Connection:
     # closing
 
     def retire(self) -> None:
-        """Close as soon as everything that was sent is answered."""
+        """Close as soon as everything that was sent is answered, at the latest after a minute."""
         self._retired = True
         if not self._waiting:
             self.close()
+        else:
+            self._loop.call_later(_LONGEST_RETIRED_S, self.close)
 
     def close(self) -> None:
         """Close at once; outstanding requests end with ConnectionLostError. Harmless when closed."""

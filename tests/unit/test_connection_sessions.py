@@ -8,6 +8,7 @@ import pytest
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest
 
 from kmirror_dagster.broker.connection import Connection
+from kmirror_dagster.errors import DeadlineError
 from kmirror_dagster.settings import ClusterSettings
 
 _API_VERSIONS, _SASL_HANDSHAKE, _SASL_AUTHENTICATE = 18, 17, 36
@@ -117,6 +118,29 @@ def test_a_long_session_lives_on(life_ms: int) -> None:
         assert connection.alive
 
     with_broker(life_ms, work)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_nothing_is_asked_behind_a_request_that_was_given_up(cancelled: bool) -> None:
+    """A broker that does not answer one request answers none behind it; once it has, the connection is good again."""
+
+    async def work(broker: Broker, connection: Connection) -> None:
+        broker.going.clear()
+        call = asyncio.create_task(
+            connection.call(ApiVersionsRequest(), version=0, deadline_s=60 if cancelled else 0.05)
+        )
+        await until(lambda: connection.in_flight == 1)
+        assert connection.alive
+        if cancelled:
+            call.cancel()
+        with pytest.raises(asyncio.CancelledError if cancelled else DeadlineError):
+            await call
+        assert not connection.alive
+        broker.going.set()
+        await until(lambda: connection.in_flight == 0)
+        assert connection.alive
+
+    with_broker(0, work)
 
 
 def test_a_retired_connection_waits_for_its_answers() -> None:
