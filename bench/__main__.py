@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with BenchClusters(options.home.absolute() if options.home else None) as clusters:
             bench = Bench(clusters, tools, options.turns)
             for name in chosen:
-                measured = bench.run(known[name], known["bulk"])
+                measured = bench.run(known[name])
                 if output is not None:
                     results.write(output, {name: measured}, quick=known[name] != FULL[name])
                 say(f"{name}: {results.summary(measured)}")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from kmirror_dagster.broker.pauses import favour_the_loop
 from kmirror_dagster.errors import ReplicationError
 from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.records import PartitionRecord
@@ -71,6 +72,7 @@ def main() -> int:
     """Entry point; the job is JSON in the first argument."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     job = json.loads(sys.argv[1])
+    favour_the_loop()  # as a node does
     if not job.get("profile"):
         _run(mirror(job))
         return 0

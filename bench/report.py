@@ -71,7 +71,7 @@ highest over its life. kmirror also copies offsets and transaction markers exact
 _WORKLOADS = {
     "bulk": "{records:,} records of {value_bytes:,} bytes in {codec} batches of {batch_records} records.",
     "wan": "The data of `bulk`; {delay_ms:g} ms each way between the source and the mirror, by a TCP proxy that "
-    "delays and limits nothing else.",
+    "delays and limits nothing else; compared with the same proxy without delay, as it takes processor time too.",
     "tiny": "{records:,} records of {value_bytes:,} bytes, one in each batch.",
     "eos": "{records:,} records of {value_bytes:,} bytes; a transaction every {batch_records} records, "
     "spread over all partitions, four producers at a time.",

@@ -103,7 +103,7 @@ def throughput(workload: Workload, rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def wan(workload: Workload, rounds: Sequence[Round], near: Sequence[Round]) -> dict[str, Any]:
-    """Keys of a workload with a delay; `near`: rounds of the same run without it."""
+    """Keys of a workload with a delay; `near`: rounds of the same run through the same proxy without it."""
 
     def of_own(tool: str) -> float | None:
         return ratio(median(rounds, tool, "records_per_s"), median(near, tool, "records_per_s"))

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,9 @@ class Bench:
         self._turns = turns
         self._folder = clusters.home / "tools"
         self._folder.mkdir(exist_ok=True)
-        self._rounds: dict[str, list[Round]] = {}
 
-    def run(self, workload: Workload, near: Workload) -> dict[str, Any]:
-        """Measure one workload.
-
-        Args:
-            workload: what to measure.
-            near: for a workload with a delay: the same one without, measured first unless this run has it already.
+    def run(self, workload: Workload) -> dict[str, Any]:
+        """Measure one workload; one with a delay without it as well, the proxy in between all the same.
 
         Raises:
             BenchError: it cannot be measured, and why.
@@ -53,7 +49,7 @@ class Bench:
         if workload.sample_s:
             return self._backlog(workload)
         if workload.delay_ms:
-            without = self._rounds.get(near.name) or self._turn_by_turn(near, self._tools)
+            without = self._turn_by_turn(replace(workload, delay_ms=0.0), self._tools)
             return results.wan(workload, self._turn_by_turn(workload, self._tools), without)
         tools = list(self._tools)
         if workload.measures_ceiling and any(tool.name == OURS for tool in tools):
@@ -71,7 +67,6 @@ class Bench:
                     self._report(workload, turn, found)
                     if turn:
                         rounds.append(found)
-        self._rounds[workload.name] = rounds
         return rounds
 
     def _latency(self, workload: Workload) -> dict[str, Any]:
@@ -176,7 +171,7 @@ class Bench:
     @contextmanager
     def _line(self, workload: Workload) -> Generator[tuple[str, list[int]], None, None]:
         """Address of the source as the tools see it, and the processes in between."""
-        if not workload.delay_ms:
+        if workload.delay_ms is None:
             yield self.clusters.source.bootstrap, []
             return
         port = self.clusters.wan_port
@@ -193,7 +188,8 @@ class Bench:
         return [pid for cluster in clusters if (pid := cluster.broker_pid())]
 
     def _report(self, workload: Workload, turn: int, found: Round) -> None:
-        say(f"{workload.name} {turn}/{1 if workload.sample_s else self._turns} {found.describe()}")
+        name = workload.name if workload.delay_ms is None else f"{workload.name} {workload.delay_ms:g} ms"
+        say(f"{name} {turn}/{1 if workload.sample_s else self._turns} {found.describe()}")
 
 
 def _await_listening(process: GuardedProcess, port: int) -> None:

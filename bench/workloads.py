@@ -16,7 +16,7 @@ class Workload:
         batch_records: records of one batch; for `eos`: of one transaction, spread over all partitions.
         codec: compression of the batches.
         transactional: whether the records are written in transactions.
-        delay_ms: one-way delay between source and mirror.
+        delay_ms: one-way delay between source and mirror, by a TCP proxy; None: neither delay nor proxy.
         rate: records a second while measuring latency; 0: all are there before the mirror starts.
         warm_up_s: time at that rate before the measured records.
         kept: whether the data stays at the source for the next run that keeps its clusters.
@@ -30,7 +30,7 @@ class Workload:
     batch_records: int
     codec: str = "none"
     transactional: bool = False
-    delay_ms: float = 0.0
+    delay_ms: float | None = None
     rate: int = 0
     warm_up_s: float = 0.0
     kept: bool = True

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -13,6 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kmirror_dagster.broker.pauses import favour_the_loop
 from kmirror_dagster.coordination.json_logs import set_up_logging
 from kmirror_dagster.coordination.runtime import NodeRuntime
 from kmirror_dagster.coordination.server import bind
@@ -23,9 +23,6 @@ from kmirror_dagster.settings import NodeSettings, load_node, node_from_document
 logger = logging.getLogger(__name__)
 
 _STDIN = "-"
-# New container objects until the collector looks at the young ones; Python's default is 700.
-_COLLECT_AFTER = 50_000
-_SWITCH_INTERVAL_S = 0.0005
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,7 +83,7 @@ def _run(
         token = directory.ensure_token(environ)
         listener = bind(settings)
 
-        _favour_the_loop()
+        favour_the_loop()
 
         async def live() -> None:
             runtime = NodeRuntime(
@@ -101,19 +98,6 @@ def _run(
         logger.info("node ended")
     finally:
         directory.release()
-
-
-def _favour_the_loop() -> None:
-    """Keep pauses out of the data path, which runs in one thread.
-
-    What is imported by now lives as long as the process: the collector need not walk through it again and again.
-    The refresh works in threads beside the loop: a thread that computes gives way after half a millisecond, not
-    after Python's usual five.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_COLLECT_AFTER, 20, 50)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
 def _settings(config: str, document: str | None, environ: Mapping[str, str]) -> NodeSettings:

@@ -6,7 +6,7 @@ import asyncio
 class Budget:
     """Bytes a node may hold in receive buffers, all mirrors together; readers wait while they are used up.
 
-    One answer of each source broker may come on top: it was asked for while there was room.
+    One answer of each fetch loop may come on top: it was asked for while there was room.
     """
 
     def __init__(self, limit: int) -> None:

@@ -158,8 +158,8 @@ class Copier:
 
     @property
     def wants_more(self) -> bool:
-        """Whether more should be fetched now."""
-        return self.phase is Phase.RUNNING and self.queued_bytes < max(QUEUE_BYTES, self.last_take // 2)
+        """Whether more should be fetched now: while one answer is worked on, the next is under way."""
+        return self.phase is Phase.RUNNING and self.queued_bytes < max(QUEUE_BYTES, self.last_take)
 
     def position(self, max_bytes: int) -> FetchPosition:
         """What to fetch next."""

@@ -22,8 +22,8 @@ from kmirror_dagster.replication.appender import DestinationAppender
 from kmirror_dagster.replication.budget import Budget
 from kmirror_dagster.replication.copier import Copier, Phase, Sequence
 from kmirror_dagster.replication.driver import GIVE_UP_AFTER_S, CopierDriver
+from kmirror_dagster.replication.lanes import SourceLanes
 from kmirror_dagster.replication.progress import Progress
-from kmirror_dagster.replication.reader import SourceReader
 from kmirror_dagster.replication.rhythm import Rhythm
 from kmirror_dagster.replication.translation import OffsetStore
 from kmirror_dagster.settings import MirrorSettings
@@ -85,10 +85,10 @@ class MirrorLink:
         self._budget = budget
         self._fill_slots = asyncio.Semaphore(_CONCURRENT_FILLS)
         self._copiers: dict[TopicPartition, Copier] = {}
-        self._readers: dict[int, SourceReader] = {}
+        self._readers: dict[int, SourceLanes] = {}
         self._appenders: dict[int, DestinationAppender] = {}
         self._rhythms: dict[int, Rhythm] = {}
-        self._reading: dict[Copier, SourceReader] = {}
+        self._reading: dict[Copier, SourceLanes] = {}
         self._writing: dict[Copier, DestinationAppender] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._driver = CopierDriver(
@@ -322,9 +322,9 @@ class MirrorLink:
         reader.add(copier)
         self._driver.advance(copier)
 
-    def _reader(self, node_id: int) -> SourceReader:
+    def _reader(self, node_id: int) -> SourceLanes:
         if node_id not in self._readers:
-            self._readers[node_id] = SourceReader(
+            self._readers[node_id] = SourceLanes(
                 self.source,
                 node_id,
                 self._budget,

@@ -1,7 +1,8 @@
-"""Reads one source broker for all partitions of a mirror that it leads."""
+"""Fetch loop against one source broker."""
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -26,12 +27,13 @@ _MAX_WAIT_MS = 500
 _HURRIED_WAIT_MS = 20
 _PARTITION_BYTES = 512 * 1024
 # An answer takes a round trip to come. Over a long way more is asked for at once, or the way stays empty between.
-_MOST_PARTITION_BYTES = 8 * 1024 * 1024
+_FAR_PARTITION_BYTES = 8 * 1024 * 1024
+_GROWTH = 4
 _ANSWER_PARTITIONS = 8
+MOST_ANSWER_BYTES = 24 * 1024 * 1024
 # with its head, an answer just fits into a receive buffer of whole mebibytes
 _ANSWER_HEAD_BYTES = 64 * 1024
-_LONG_WAY_S = 0.03
-_SHORT_WAY_S = 0.01
+_FAR_S = 0.03
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_CAP_S = 1.0
 _MAX_ANSWER_WAIT_S = 30.0
@@ -39,15 +41,17 @@ _TOPIC_CHANGED = frozenset({codes.UNKNOWN_TOPIC_ID, codes.INCONSISTENT_TOPIC_ID}
 
 
 class SourceReader:
-    """Fetch loop against one source broker.
+    """Reads, on a connection of its own, for partitions that one source broker leads.
 
     Args:
         cluster: the source.
         node_id: the broker.
-        budget: shared by all readers of the mirror.
+        budget: shared by all readers of the node.
+        lane: number of this reader among those of the broker.
         on_ready: called with a copier that has steps to do.
         on_moved: called with a copier whose partition this broker does not serve any more.
-        on_refused: called with a copier and Kafka's error code for its position.
+        on_refused: called with a copier and what the broker answered for its position.
+        on_far: called when full answers turn out to come from far away.
     """
 
     def __init__(
@@ -56,16 +60,20 @@ class SourceReader:
         node_id: int,
         budget: Budget,
         *,
+        lane: int = 0,
         on_ready: Callable[[Copier], None],
         on_moved: Callable[[Copier], None],
         on_refused: Callable[[Copier, FetchedPartition], None],
+        on_far: Callable[[], None] = lambda: None,
     ) -> None:
         self.node_id = node_id
+        self._lane = f"fetch-{lane}"
         self._cluster = cluster
         self._budget = budget
         self._on_ready = on_ready
         self._on_moved = on_moved
         self._on_refused = on_refused
+        self._on_far = on_far
         self._copiers: dict[TopicPartition, Copier] = {}
         # only partitions touched since the last request are looked at: with thousands of them idle, walking
         # through all for each answer would cost more than the copying
@@ -76,6 +84,8 @@ class SourceReader:
         self._wake = asyncio.Event()
         self._backoff = _BACKOFF_FIRST_S
         self._partition_bytes = _PARTITION_BYTES
+        self._connection: Connection | None = None
+        self._way_s = math.inf
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"reader-{node_id}")
 
     def add(self, copier: Copier) -> None:
@@ -103,9 +113,9 @@ class SourceReader:
             self.touch(copier)
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is left to read."""
-        return not self._copiers
+    def size(self) -> int:
+        """Partitions it reads."""
+        return len(self._copiers)
 
     async def close(self) -> None:
         """End the loop and wait for it."""
@@ -134,7 +144,9 @@ class SourceReader:
             if not self._dirty:  # looked at after clearing, so that no touch between the two is lost
                 await self._wake.wait()
             return
-        connection = await self._cluster.connection(self.node_id, "fetch")
+        connection = await self._cluster.connection(self.node_id, self._lane)
+        if connection is not self._connection:
+            self._connection, self._way_s = connection, connection.round_trip_s
         version = self._version(connection, changed)
         correlation_id = connection.next_id()
         request = self._session.request(
@@ -145,7 +157,7 @@ class SourceReader:
             client_id=self._cluster.settings.client_id,
             max_wait_ms=_HURRIED_WAIT_MS if self._held_back else _MAX_WAIT_MS,
             min_bytes=1,
-            max_bytes=self._partition_bytes * _ANSWER_PARTITIONS - _ANSWER_HEAD_BYTES,
+            max_bytes=min(self._partition_bytes * _ANSWER_PARTITIONS, MOST_ANSWER_BYTES) - _ANSWER_HEAD_BYTES,
         )
         asked = time.monotonic()
         frame = await self._exchange(connection, correlation_id, request)
@@ -153,14 +165,18 @@ class SourceReader:
         self._handle(frame, version)
 
     def _adapt(self, frame: Frame, asked: float) -> None:
-        """Choose how much to ask for by how long the first byte of a full answer took."""
-        if len(frame.view) < self._partition_bytes // 2:
-            return  # not limited by what was asked for
-        way = frame.began - asked
-        if way > _LONG_WAY_S:
-            self._partition_bytes = min(self._partition_bytes * 2, _MOST_PARTITION_BYTES)
-        elif way < _SHORT_WAY_S:
-            self._partition_bytes = max(self._partition_bytes // 2, _PARTITION_BYTES)
+        """Choose how much to ask for by how far away the broker is.
+
+        What counts is the shortest time in which anything was answered over this connection: a busy machine
+        makes single answers late.
+        """
+        self._way_s = min(self._way_s, frame.began - asked)
+        if self._way_s <= _FAR_S:
+            self._partition_bytes = _PARTITION_BYTES
+        elif len(frame.view) >= self._partition_bytes // 2:  # limited by what was asked for
+            most = max(_FAR_PARTITION_BYTES, MOST_ANSWER_BYTES // max(1, len(self._copiers)))
+            self._partition_bytes = min(self._partition_bytes * _GROWTH, most)
+            self._on_far()
 
     def _changes(self) -> tuple[dict[TopicPartition, FetchPosition], list[TopicPartition]]:
         if self._session.is_new:

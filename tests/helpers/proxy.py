@@ -297,6 +297,11 @@ class FaultProxy:
         """Address for clients."""
         return f"{self.host}:{self.port}"
 
+    @property
+    def connections(self) -> int:
+        """Open connections of clients."""
+        return len(self._sessions)
+
     # steering
 
     def arm(self, fault: Fault) -> Fault:

@@ -26,7 +26,10 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
         reader.start()
         try:
             wait_until(
-                lambda: bench.poll() is not None or any("wan kmirror" in line for line in lines),
+                lambda: (
+                    bench.poll() is not None
+                    or any("kmirror" in line and line.startswith("wan") for line in lines)
+                ),
                 150,
                 what="a round through the proxy",
             )

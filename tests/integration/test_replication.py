@@ -111,6 +111,38 @@ def test_new_records_flow_while_copying(clusters: Clusters) -> None:
     assert_identical(source, clusters.destination.bootstrap, topic)
 
 
+def test_a_source_far_away_is_read_over_several_connections(clusters: Clusters) -> None:
+    """Partitions move between connections while they are copied, and those break: still the same log."""
+    topic, partitions = unique_name("far"), range(6)
+    both(clusters, topic, len(partitions))
+    rng = random.Random(11)
+    records = [Record(rng.randbytes(50_000), partition=p) for p in partitions for _ in range(200)]
+    produce(clusters.source.bootstrap, topic, records)
+    proxy = clusters.source_proxy
+    ends = {(topic, p): log_range(clusters.source.bootstrap, topic, p)[1] for p in partitions}
+
+    async def main() -> None:
+        copying = Copying(
+            mirror_settings(proxy.bootstrap, clusters.destination.bootstrap, unique_name("mirror"))
+        )
+        try:
+            for partition in partitions:
+                await copying.begin(topic, partition)
+            # one for everything else, and four that fetch
+            await copying.until(lambda: proxy.connections >= 5)
+            proxy.cut()
+            await copying.caught_up(ends)
+        finally:
+            await copying.link.close()
+
+    proxy.latency_s = 0.05
+    try:
+        run(main)
+    finally:
+        proxy.reset()
+    assert_identical(clusters.source.bootstrap, clusters.destination.bootstrap, topic, partitions)
+
+
 def test_a_foreign_write_is_noticed(clusters: Clusters) -> None:
     """Somebody else's record at the destination fails the partition and names the offset."""
     topic = unique_name("foreign")
