@@ -71,10 +71,12 @@ class Bench:
 
     def _latency(self, workload: Workload) -> dict[str, Any]:
         rounds: list[LatencyRound] = []
-        for turn in range(1, self._turns + 1):
+        for turn in range(self._turns + 1):  # turn 0 counts for nobody here either
             for tool in self._tools:
-                rounds.append(self._latency_round(workload, tool))
-                self._report(workload, turn, rounds[-1])
+                found = self._latency_round(workload, tool)
+                self._report(workload, turn, found)
+                if turn:
+                    rounds.append(found)
         return results.latency(workload, rounds)
 
     def _latency_round(self, workload: Workload, tool: Tool) -> LatencyRound:
