@@ -7,7 +7,9 @@ have been read.
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from kmirror_dagster.broker import codes, produce
 from kmirror_dagster.broker.batches import next_sequence
@@ -31,7 +33,11 @@ from kmirror_dagster.settings import PolicySettings
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 _DEADLINE_S = 30.0
+# Metadata names the leaders of new partitions at once, the brokers become it one by one: thousands take minutes.
+_NEW_LEADER_S = 180.0
 _FILL_TIMEOUT_MS = 60_000
 _OVERTAKEN = frozenset({codes.OUT_OF_ORDER_SEQUENCE_NUMBER, codes.DUPLICATE_SEQUENCE_NUMBER})
 
@@ -120,7 +126,27 @@ async def destination_end(cluster: GatheringCluster, tp: TopicPartition, produce
         sequence = 0 if own is None or own.last_sequence < 0 else next_sequence(own.last_sequence, 1)
         return DestinationEnd(after, sequence, opened, own, tuple(known))
 
-    return await retrying(attempt, deadline_s=_DEADLINE_S)
+    return await patiently(attempt)
+
+
+async def patiently(
+    attempt: Callable[[], Awaitable[_T]],
+    *,
+    deadline_s: float = _DEADLINE_S,
+    new_leader_s: float = _NEW_LEADER_S,
+) -> _T:
+    """Repeat a call while its error is retriable; for longer while a broker does not know yet that it leads.
+
+    Raises:
+        KmirrorError: the last error, when it is not retriable or the time is up.
+    """
+    end = time.monotonic() + new_leader_s
+    while True:
+        try:
+            return await retrying(attempt, deadline_s=deadline_s)
+        except BrokerError as error:
+            if error.code != codes.NOT_LEADER_OR_FOLLOWER or time.monotonic() >= end:
+                raise
 
 
 async def align(
@@ -266,11 +292,11 @@ async def _go_to(translation: Translation, tp: TopicPartition, end: int, first: 
 async def _listed(cluster: GatheringCluster, tp: TopicPartition, which: int) -> int:
     """Offset of one kind; right after a topic was made its leader may not know so yet."""
 
-    return await retrying(lambda: cluster.offset_of(tp, which), deadline_s=_DEADLINE_S)
+    return await patiently(lambda: cluster.offset_of(tp, which))
 
 
 async def _batch_at(cluster: GatheringCluster, tp: TopicPartition, offset: int) -> BatchLook | None:
-    return await retrying(lambda: cluster.batch_at(tp, offset), deadline_s=_DEADLINE_S)
+    return await patiently(lambda: cluster.batch_at(tp, offset))
 
 
 async def _first_offset(
