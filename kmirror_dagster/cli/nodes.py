@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from kmirror_dagster.cli.options import JsonOption, TimeoutOption
+from kmirror_dagster.cli.options import DryRunOption, JsonOption, TimeoutOption
 from kmirror_dagster.cli.session import session_of
 from kmirror_dagster.errors import UsageError
 
@@ -40,15 +40,17 @@ def start(
         ),
     ] = False,
     timeout: TimeoutOption = 60.0,
+    dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
     """Start a detached node and wait until it is ready.
 
-    It outlives this command and ends with 'kmirror node stop'. One node runs per state directory.
+    It outlives this command and ends with 'kmirror node stop'. One node runs per state directory. A dry run reads
+    the settings, and says so where a node runs already.
     """
     from kmirror_dagster.cli.output import print_json
     from kmirror_dagster.cli.progress import busy
-    from kmirror_dagster.coordination.launcher import start_node
+    from kmirror_dagster.coordination.launcher import require_no_node, start_node
     from kmirror_dagster.settings import load_node
 
     session = session_of(ctx)
@@ -57,7 +59,18 @@ def start(
     if not file.is_file():
         remedy = "name another one with --config" if config else "name the node's settings with --config FILE"
         raise UsageError(f"{file}: no such file; {remedy}")
-    load_node(file)  # refused here rather than by a process that ends at once
+    settings = load_node(file)  # refused here rather than by a process that ends at once
+    if dry_run:
+        require_no_node(directory)
+        if session.json or json:
+            print_json(
+                {"state_dir": str(directory), "destination": settings.destination.address, "dry_run": True}
+            )
+        else:
+            typer.echo(
+                f"would start a node on {directory} for the destination {settings.destination.address}"
+            )
+        return
     if foreground:
         _become_node(directory, file, timeout)
     with busy(f"starting a node on {directory}"):
@@ -69,12 +82,22 @@ def start(
 
 
 @app.command()
-def stop(ctx: typer.Context, state_dir: StateDirOption = None, timeout: TimeoutOption = 30.0) -> None:
+def stop(
+    ctx: typer.Context,
+    state_dir: StateDirOption = None,
+    timeout: TimeoutOption = 30.0,
+    dry_run: DryRunOption = False,
+) -> None:
     """Drain and end the node of the state directory; harmless when none runs."""
     from kmirror_dagster.cli.progress import busy
-    from kmirror_dagster.coordination.launcher import stop_node
+    from kmirror_dagster.coordination.launcher import node_endpoint, stop_node
 
     directory = _directory(session_of(ctx), state_dir)
+    if dry_run:
+        node = node_endpoint(directory)
+        runs = f"would stop the node {node.node_id} (pid {node.pid})" if node else None
+        typer.echo(runs or f"no node runs on {directory}")
+        return
     with busy(f"stopping the node on {directory}"):
         stopped = stop_node(directory, wait_s=timeout)
     typer.echo("node stopped" if stopped else f"no node runs on {directory}")

@@ -69,6 +69,20 @@ def node_endpoint(state_dir: Path) -> NodeEndpoint | None:
     return _endpoint(running, token) if running and token else None
 
 
+def require_no_node(state_dir: Path) -> None:
+    """Refuse to start another node on a state directory.
+
+    Raises:
+        NodeRunningError: naming the node that runs there.
+    """
+    running = StateDirectory(state_dir).read_endpoint()
+    if running is not None:
+        raise NodeRunningError(
+            f"{state_dir}: node {running.node_id} (pid {running.pid}) runs on this state directory; "
+            "stop it with 'kmirror node stop' or name another one with --state-dir"
+        )
+
+
 def start_node(
     state_dir: Path,
     config: Path | NodeSettings,
@@ -92,12 +106,7 @@ def start_node(
     # a node that waits for its cluster gives up by itself, and says why a moment later
     deadline = time.monotonic() + wait_s + _REASON_GRACE_S
     directory = StateDirectory(state_dir)
-    running = directory.read_endpoint()
-    if running is not None:
-        raise NodeRunningError(
-            f"{state_dir}: node {running.node_id} (pid {running.pid}) runs on this state directory; "
-            "stop it with 'kmirror node stop' or name another one with --state-dir"
-        )
+    require_no_node(state_dir)
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     directory.mark_stopped(False)
     log_start = _rotated(directory.log_file)

@@ -45,6 +45,9 @@ _COLOURS = {
 JsonOption: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print JSON to stdout and nothing else there.")
 ]
+DryRunOption: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what would be done; nothing is changed.")
+]
 
 
 def _wants_json(ctx: typer.Context, as_json: bool) -> bool:
@@ -88,9 +91,13 @@ def start(
 
 
 @sandbox_app.command()
-def stop() -> None:
+def stop(dry_run: DryRunOption = False) -> None:
     """Stop both clusters; their data stays. Harmless when they do not run."""
-    stopped = Sandbox().stop()
+    sandbox = Sandbox()
+    if dry_run:
+        typer.echo(_running(sandbox) or "nothing is running")
+        return
+    stopped = sandbox.stop()
     typer.echo("stopped" if stopped else "nothing was running")
 
 
@@ -106,9 +113,14 @@ def status(ctx: typer.Context, as_json: JsonOption = False) -> None:
 @sandbox_app.command()
 def reset(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Stop both clusters and delete their data, logs and documents; the next start makes new ones."""
     sandbox = Sandbox()
+    if dry_run:
+        typer.echo(_running(sandbox) or "nothing is running")
+        typer.echo(f"would delete all data of the sandbox in {sandbox.home}")
+        return
     if not yes:
         typer.confirm(f"Delete all data of the sandbox in {sandbox.home}?", abort=True)
     sandbox.reset()
@@ -157,6 +169,15 @@ def seed(
             with _stopped_by_signal(duration) as over, _bar(title, None) as progress:
                 seeder.stream(rate, over, progress)
         _show_report(seeder.report(), as_json=_wants_json(ctx, as_json))
+
+
+def _running(sandbox: Sandbox) -> str:
+    """What a stop would end, one line per cluster; nothing where nothing runs."""
+    return "\n".join(
+        f"would stop the cluster {each.name}"
+        for each in sandbox.status().clusters
+        if each.state in (ClusterState.RUNNING, ClusterState.PARTLY_RUNNING)
+    )
 
 
 def _running_cluster(name: str) -> SandboxCluster:
