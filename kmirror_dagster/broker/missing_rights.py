@@ -1,14 +1,21 @@
 """Rights a principal lacks: the error that names them, and the `kafka-acls` line that grants them."""
 
 import functools
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kmirror_dagster.broker import codes
 from kmirror_dagster.errors import AuthorizationError, BrokerError
 from kmirror_dagster.settings import ClusterSettings
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Name, NameAttribute
+
+_ESCAPED_SPACE = "\\ "
 
 _DENIED = frozenset(
     {
@@ -46,14 +53,41 @@ def principal_of(settings: ClusterSettings) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _subject_of(certificate: str) -> str:
-    """Principal of a client certificate: its subject as brokers write it (RFC 2253)."""
+    """Principal of a client certificate: its subject as brokers write it."""
     try:
         from cryptography import x509
 
         subject = x509.load_pem_x509_certificate(Path(certificate).read_bytes()).subject
     except (ImportError, OSError, ValueError):  # the package comes with the sandbox only
         return f"User:<subject of {certificate}>"
-    return f"User:{subject.rfc4514_string()}"
+    return f"User:{_as_java_writes_it(subject)}"
+
+
+def _as_java_writes_it(subject: "Name") -> str:
+    """A name as Java's `X500Principal.getName()` has it: RFC 2253, which is stricter than RFC 4514.
+
+    '#' and '=' are escaped wherever they are, and attributes without a keyword of that RFC are hexadecimal.
+    """
+    return ",".join("+".join(_attribute(each) for each in rdn) for rdn in reversed(subject.rdns))
+
+
+def _attribute(attribute: "NameAttribute[str | bytes]") -> str:
+    keyword, value = attribute.rfc4514_attribute_name, attribute.value
+    if keyword[0].isdigit() or isinstance(value, bytes):
+        return f"{keyword}=#{_encoded(attribute).hex()}"
+    escaped = re.sub(r'[,=+<>#;"\\]', r"\\\g<0>", value)
+    ends = re.compile(r"^ +| +$")
+    return f"{keyword}={ends.sub(lambda spaces: spaces[0].replace(' ', _ESCAPED_SPACE), escaped)}"
+
+
+def _encoded(attribute: "NameAttribute[str | bytes]") -> bytes:
+    """An attribute's value in DER: what follows the type in a name that consists of nothing else."""
+    from cryptography import x509
+
+    pair = x509.Name([attribute]).public_bytes()
+    for _ in range(3):  # sequence, set, sequence
+        pair = pair[2 + (pair[1] & 0x7F if pair[1] >= 0x80 else 0) :]
+    return pair[2 + pair[1] :]
 
 
 def kafka_acls_line(
