@@ -9,6 +9,7 @@ from kafka.protocol.admin import DescribeConfigsRequest
 from kmirror_dagster.broker import batches, codes, fetch
 from kmirror_dagster.broker.batches import BatchHeader, RawRecord
 from kmirror_dagster.broker.fetch import FetchedPartition, FetchPosition, FetchSession
+from kmirror_dagster.broker.missing_rights import Right
 from kmirror_dagster.broker.wire import READ_UNCOMMITTED, Leader, TopicPartition, WireCluster
 from kmirror_dagster.errors import ConnectionLostError, UnsupportedDataError
 
@@ -38,6 +39,7 @@ async def fetch_once(
 
     Raises:
         BrokerError: OFFSET_OUT_OF_RANGE and whatever else the broker answers.
+        AuthorizationError: without READ on the topic.
     """
     leader = await cluster.leader(topic, partition)
     (fetched,) = await fetch_many(
@@ -46,9 +48,8 @@ async def fetch_once(
     if fetched.error_code:
         if fetched.error_code in codes.STALE_METADATA:
             cluster.forget(topic, partition)
-        raise codes.broker_error(
-            fetched.error_code, f"reading {topic}/{partition} at offset {offset} of the {cluster.role}"
-        )
+        doing = f"reading {topic}/{partition} at offset {offset} of the {cluster.role}"
+        raise cluster.refusal(fetched.error_code, doing, Right("READ", "topic"), topic)
     return fetched
 
 
@@ -134,7 +135,8 @@ async def topic_config(cluster: WireCluster, topic: str, name: str) -> str:
     """One setting of a topic, its own or inherited (DescribeConfigs).
 
     Raises:
-        BrokerError: without DESCRIBE_CONFIGS on the topic.
+        AuthorizationError: without DESCRIBE_CONFIGS on the topic.
+        BrokerError: whatever else the broker answers.
     """
     kind = DescribeConfigsRequest
     asked = kind.DescribeConfigsResource(
@@ -145,7 +147,6 @@ async def topic_config(cluster: WireCluster, topic: str, name: str) -> str:
     )
     result = answer.results[0]
     if result.error_code:
-        raise codes.broker_error(
-            result.error_code, f"reading {name} of topic {topic} at the {cluster.role} cluster"
-        )
+        doing = f"reading {name} of topic {topic} at the {cluster.role} cluster"
+        raise cluster.refusal(result.error_code, doing, Right("DESCRIBE_CONFIGS", "topic"), topic)
     return str(result.configs[0].value)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kmirror_dagster.broker import codes
 from kmirror_dagster.broker.admin import ClusterAdmin
 from kmirror_dagster.broker.admin_types import NewTopic, TopicDescription
+from kmirror_dagster.broker.missing_rights import Right, rights_error
 from kmirror_dagster.errors import BrokerError, DeadlineError, KmirrorError, UsageError
 from kmirror_dagster.records import STATE_TOPIC
 from kmirror_dagster.settings import NodeSettings
@@ -45,6 +46,7 @@ def ensure_state_topic(admin: ClusterAdmin, settings: NodeSettings) -> StateTopi
 
     Raises:
         UsageError: when a topic of that name would lose state (it is not purely compacted).
+        AuthorizationError: when it may not be read or written, or the group of the nodes may not be joined.
         KmirrorError: when it can neither be described nor made.
     """
     found = _describe(admin)
@@ -59,6 +61,7 @@ def ensure_state_topic(admin: ClusterAdmin, settings: NodeSettings) -> StateTopi
             settings.mirror_topic_num_partitions,
         )
     _check_policy(admin)
+    _check_rights(admin, settings.group_id)
     return StateTopic(found.topic_id or STATE_TOPIC, found.partitions)
 
 
@@ -113,6 +116,17 @@ def _await(admin: ClusterAdmin) -> TopicDescription:
             return found
         time.sleep(_POLL_S)
     raise DeadlineError(f"{STATE_TOPIC} was made and has not appeared within {_SETTLE_S:.0f} s")
+
+
+def _check_rights(admin: ClusterAdmin, group_id: str) -> None:
+    """Missing rights are named at the start: later they would only be a silence."""
+    held = admin.rights([STATE_TOPIC]).topics.get(STATE_TOPIC)
+    missing = [] if held is None else [each for each in ("READ", "WRITE") if each not in held]
+    if missing:
+        raise rights_error(Right(missing[0], "topic"), STATE_TOPIC, admin.settings, *missing[1:])
+    allowed = admin.group_rights([group_id]).values.get(group_id)
+    if allowed is not None and "READ" not in allowed:
+        raise rights_error(Right("READ", "group"), group_id, admin.settings)
 
 
 def _check_policy(admin: ClusterAdmin) -> None:

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from kmirror_dagster.broker import codes, produce
 from kmirror_dagster.broker.batches import next_sequence
-from kmirror_dagster.broker.codes import broker_error
 from kmirror_dagster.broker.gathered import GatheringCluster
+from kmirror_dagster.broker.missing_rights import Right
 from kmirror_dagster.broker.reads import BatchLook
 from kmirror_dagster.broker.transactions import SHARED_EPOCH, shared_producer_id
 from kmirror_dagster.broker.wire import EARLIEST, LATEST, ProducerState, TopicPartition, retrying
@@ -120,7 +120,7 @@ async def destination_end(cluster: GatheringCluster, tp: TopicPartition, produce
         visible = await cluster.offset_of(tp, LATEST)
         after = await cluster.log_end_of(tp)
         if not before == visible == after:
-            raise broker_error(codes.OFFSET_NOT_AVAILABLE, f"log end of {tp[0]}/{tp[1]} is not settled")
+            raise codes.broker_error(codes.OFFSET_NOT_AVAILABLE, f"log end of {tp[0]}/{tp[1]} is not settled")
         own = next((state for state in known if state.producer_id == producer_id), None)
         opened = next((state for state in known if state.open_transaction_start >= 0), None)
         sequence = 0 if own is None or own.last_sequence < 0 else next_sequence(own.last_sequence, 1)
@@ -447,7 +447,8 @@ class Filler:
         if answer.error_code in _OVERTAKEN:
             raise ReplicationError(f"{topic}/{partition}: another owner fills offset {self._end.offset}")
         if answer.error_code:
-            raise broker_error(answer.error_code, f"filling {topic}/{partition} at {self._end.offset}")
+            doing = f"filling {topic}/{partition} at {self._end.offset}"
+            raise self._destination.refusal(answer.error_code, doing, Right("WRITE", "topic"), topic)
         if answer.base_offset != self._end.offset:
             raise DivergedError(
                 f"{topic}/{partition}: somebody else wrote at offset {self._end.offset} of the destination"
