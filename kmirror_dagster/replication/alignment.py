@@ -89,6 +89,7 @@ class DestinationEnd:
     """What the destination's leader knows: log end, and the state of our producers.
 
     Attributes:
+        next_sequence: that of the next batch of the producer asked for; 0 when it does not know.
         own: what it knows of the producer asked for, None when nothing.
         producers: all producers it knows.
     """
@@ -100,10 +101,13 @@ class DestinationEnd:
     producers: tuple[ProducerState, ...] = ()
 
     def sequence_of(self, producer_id: int, producer_epoch: int) -> int | None:
-        """Sequence number that comes next of an identity; None when it is not known."""
+        """Sequence number that comes next of an identity; None when it is not known.
+
+        A broker that has forgotten a producer knows it again after a marker of it, but not its sequence.
+        """
         for state in self.producers:
             if (state.producer_id, state.producer_epoch) == (producer_id, producer_epoch):
-                return 0 if state.last_sequence < 0 else next_sequence(state.last_sequence, 1)
+                return None if state.last_sequence < 0 else next_sequence(state.last_sequence, 1)
         return None
 
 

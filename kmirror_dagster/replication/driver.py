@@ -441,7 +441,7 @@ class CopierDriver:
 def _doubt_of(copier: Copier, end: DestinationEnd, control: bool) -> Doubt:
     own, sent = end.own, copier.sent
     sent_sequence = copier.plain.next
-    end_sequence = None if own is None else end.next_sequence
+    end_sequence = None if own is None else end.sequence_of(own.producer_id, own.producer_epoch)
     if not control and copier.aborted_in_flight and copier.aborting is not None:
         identity = (copier.aborting.producer_id, copier.aborting.producer_epoch)
         sent_sequence, end_sequence = copier.aborting.next, end.sequence_of(*identity)
