@@ -26,6 +26,8 @@ _LEADER_MOVED = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.FENCED_LEADER_EPOCH,
 )
 
 
@@ -57,7 +59,10 @@ def log_ranges(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[in
 def consume_all(
     bootstrap: str, topic: str, partitions: Sequence[int], isolation: str, deadline_s: float = 60.0
 ) -> dict[int, list[ReadRecord]]:
-    """All records of partitions, from log start to the end as of now, that an isolation level shows."""
+    """All records of partitions, from log start to the end as of now, that an isolation level shows.
+
+    Fails when none comes for `deadline_s` seconds.
+    """
     client = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -80,6 +85,7 @@ def consume_all(
             assert time.monotonic() < deadline, f"ends of {topic}/{sorted(missing)} not reached"
             for message in client.consume(1_000, 0.2):
                 error = message.error()
+                deadline = time.monotonic() + deadline_s
                 if error is None:
                     found[message.partition() or 0].append(_read(message))
                 elif error.code() == KafkaError._PARTITION_EOF:

@@ -106,5 +106,5 @@ def kill_again_and_again(
                 time.sleep(rng.uniform(0, 0.3))  # where it is then is what differs from kill to kill
                 process.kill()
     with start(kills + 1):
-        wait_until(copied, 60, what="the rest")
+        wait_until(copied, 180, what="the rest")
     return differences(source, destination, topic, range(partitions))
