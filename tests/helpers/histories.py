@@ -5,6 +5,7 @@ Contents come from seeds, so that a history prints as a few short lines and can 
 
 import asyncio
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -441,9 +442,15 @@ class HistoryWriter:
         """Close the written segments, wait until the log cleaner is through them, and let it rest from then on."""
         partitions = range(self.history.partitions)
         await self.raw.plain(self.topic, {p: raw_batch_records(p, 30, keys=10_000) for p in partitions})
-        # the active segment is never cleaned: with this size the next batch begins another one
+        # the active segment is never cleaned: with this size the next batch begins another one, once the broker
+        # has heard of it, which takes a moment
+        active = {p: _active_segment(self.cluster, self.topic, p) for p in partitions}
         await self._alter({"internal.segment.bytes": "1000"})
-        await self.raw.plain(self.topic, {p: raw_batch_records(1, 1, keys=1) for p in partitions})
+        end = time.monotonic() + deadline_s
+        while active:
+            assert time.monotonic() < end, f"{self.topic}: no new segment"
+            await self.raw.plain(self.topic, {p: raw_batch_records(1, 1, keys=1) for p in active})
+            active = {p: at for p, at in active.items() if _active_segment(self.cluster, self.topic, p) == at}
         await asyncio.to_thread(wait_until_cleaned, self.cluster, self.topic, partitions, deadline_s)
         await self._alter({"cleanup.policy": "delete", "internal.segment.bytes": "2000000"})
 
