@@ -101,7 +101,7 @@ class AdminCalls:
                 values[key] = convert(key, future.result())
             elif isinstance(error, KafkaException):
                 errors[key] = self.translate(
-                    error, doing=f"{doing} {named(key)}", right=right, name=named(key)
+                    error, doing=f"{doing} {named(key)}", right=right, name=(resource or named)(key)
                 )
             else:
                 errors[key] = KmirrorError(f"{doing} {named(key)} at {self.settings.address}: {error}")
