@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test ui lint format bench faults docs compat package clean
+.PHONY: setup demo test secured ui lint format bench faults docs compat package clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,11 @@ test: setup
 # Needs Chromium and chromedriver.
 ui: setup
 	$(BIN)/python -m pytest tests/ui -m ui --reruns 1 --durations=5
+
+# The tests that use brokers, on clusters with TLS, SASL and an authorizer: mirrors and nodes have the rights that
+# docs/security.md lists, and no more.
+secured: setup
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest tests/integration --secured -m 'not faults' -n 2 --dist loadfile --reruns 1 --durations=15
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,8 +10,9 @@ from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.records import PartitionRecord
 from kmirror_dagster.replication.budget import Budget
 from kmirror_dagster.replication.link import MirrorLink
-from kmirror_dagster.settings import ClusterSettings, FilterSettings, MirrorSettings, PolicySettings
+from kmirror_dagster.settings import FilterSettings, MirrorSettings, PolicySettings
 from tests.helpers.kafka import READ_COMMITTED, READ_UNCOMMITTED, consume, log_range
+from tests.helpers.secured import client_settings, own_bootstrap
 from tests.helpers.translated import KeptOffsets
 
 T = TypeVar("T")
@@ -23,8 +24,8 @@ def mirror_settings(
     """Settings of a mirror between two bootstrap addresses."""
     return MirrorSettings(
         mirror=name,
-        source=ClusterSettings(bootstrap_servers=tuple(source.split(","))),
-        destination=ClusterSettings(bootstrap_servers=tuple(destination.split(","))),
+        source=client_settings(source, "source"),
+        destination=client_settings(destination, "destination"),
         filters=FilterSettings(),
         policies=policies or PolicySettings(),
     )
@@ -118,7 +119,7 @@ def copy_once(
     settings: MirrorSettings, topic: str, partitions: Sequence[int] = (0,), deadline_s: float = 60.0
 ) -> Copying:
     """Mirror the given partitions up to the source's end as of now, then stop."""
-    source = ",".join(settings.source.bootstrap_servers)
+    source = own_bootstrap(settings.source.address)
     ends = {(topic, p): log_range(source, topic, p)[1] for p in partitions}
 
     async def main() -> Copying:

@@ -11,9 +11,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from kmirror_dagster.errors import ReplicationError
-from kmirror_dagster.settings import ClusterSettings, MirrorSettings, PolicySettings
+from kmirror_dagster.settings import MirrorSettings, PolicySettings
 from tests.conftest import Clusters
 from tests.helpers.copying import Copying
+from tests.helpers.secured import client_settings
 from tests.helpers.translated import KeptOffsets
 
 Prepare = Callable[[Copying], None]
@@ -25,10 +26,8 @@ def proxied_settings(
     """Settings of a mirror whose traffic passes both proxies under a client id of its own."""
     return MirrorSettings(
         mirror=mirror,
-        source=ClusterSettings(bootstrap_servers=(clusters.source_proxy.bootstrap,), client_id=client),
-        destination=ClusterSettings(
-            bootstrap_servers=(clusters.destination_proxy.bootstrap,), client_id=client
-        ),
+        source=client_settings(clusters.source_proxy.bootstrap, "source", client_id=client),
+        destination=client_settings(clusters.destination_proxy.bootstrap, "destination", client_id=client),
         policies=policies or PolicySettings(),
     )
 

@@ -23,6 +23,7 @@ from kmirror_dagster.settings import MirrorSettings, mirror_from_document
 from kmirror_dagster.verification.compare import VerifyLimits, compare_mirror
 from kmirror_dagster.verification.report import VerifyReport
 from tests.helpers.comparison import log_ranges
+from tests.helpers.secured import client_properties, own_bootstrap
 from tests.helpers.waiting import unique_name, wait_until
 
 REFRESH_MS = 1_000
@@ -56,7 +57,7 @@ class NodeProcess:
         self.log = state_dir / "node.log"
         self.config = state_dir.with_suffix(".yaml")
         document: dict[str, object] = {
-            "destination": {"bootstrap.servers": destination},
+            "destination": client_properties(destination, "destination"),
             "mirror.topic.num.partitions": STATE_PARTITIONS,
             "mirror.metadata.refresh.interval.ms": REFRESH_MS,
             # how long a killed node's work waits for another one
@@ -155,8 +156,8 @@ class NodeMirror:
 
     Args:
         node: asked for everything; any node of the group will do.
-        source: bootstrap address it copies from.
-        destination: bootstrap address it copies to.
+        source: bootstrap address of the cluster it copies from.
+        destination: bootstrap address of the cluster it copies to.
         include: patterns of topics; default: those whose names begin with the mirror's.
         name: default: one of its own.
         policies: of the settings document.
@@ -175,14 +176,14 @@ class NodeMirror:
         filters: dict[str, object] | None = None,
     ) -> None:
         self.node = node
-        self.source = source
-        self.destination = destination
+        self.source = own_bootstrap(source)
+        self.destination = own_bootstrap(destination)
         self.name = name or unique_name("m")
         patterns = [f"{self.name}\\..*"] if include is None else list(include)
         self.document: dict[str, Any] = {
             "mirror": self.name,
-            "source": {"bootstrap.servers": source},
-            "destination": {"bootstrap.servers": destination},
+            "source": client_properties(source, "source"),
+            "destination": client_properties(destination, "destination"),
             "filters": {
                 "topics.include": patterns,
                 "groups.include": [f"{self.name}.*"],
@@ -194,7 +195,7 @@ class NodeMirror:
     @property
     def settings(self) -> MirrorSettings:
         """As the comparison takes them."""
-        return mirror_from_document(self.document, {})
+        return mirror_from_document(self.document, os.environ)
 
     def create(self) -> MirrorSummary:
         """Create the mirror."""

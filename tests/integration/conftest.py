@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import Clusters
 from tests.helpers.nodes import NodeProcess
+from tests.helpers.secured import allowed, rehearsal_rights, way_back
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +21,17 @@ def node(clusters: Clusters, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield process.start()
     finally:
         process.stop()
+
+
+@pytest.fixture(scope="module")
+def turnable(clusters: Clusters) -> Iterator[None]:
+    """While a module runs principals may do what mirrors back need of them; nothing on clusters without security."""
+    with way_back(clusters.source, clusters.destination):
+        yield
+
+
+@pytest.fixture(scope="module")
+def rehearsable(clusters: Clusters) -> Iterator[None]:
+    """While a module runs the source's principal may make topics of drills, write to them and delete them."""
+    with allowed(clusters.source, rehearsal_rights()):
+        yield

@@ -284,6 +284,7 @@ def test_a_missing_right_is_named_and_everything_else_goes_on(guarded: Guarded) 
     assert "acls.include" in problem
 
 
+@pytest.mark.unsecured("about a cluster without an authorizer")
 def test_a_cluster_without_an_authorizer_is_one_note(guarded: Guarded, clusters: Clusters) -> None:
     """On either side: nothing is copied, nothing fails."""
     topic = guarded.topic()

@@ -25,6 +25,7 @@ from kmirror_dagster.settings import ClusterSettings, FilterSettings
 from tests.conftest import Clusters
 from tests.helpers import kafka
 from tests.helpers.refreshing import RefreshedMirror, commit, errors_of, step_of
+from tests.helpers.secured import own_settings
 from tests.helpers.waiting import unique_name, wait_until
 
 pytestmark = pytest.mark.integration
@@ -38,7 +39,7 @@ _LOGIN = (
 @pytest.fixture
 def admin(clusters: Clusters) -> Iterator[ClusterAdmin]:
     """Admin client of the shared source."""
-    client = ClusterAdmin(clusters.source.settings())
+    client = ClusterAdmin(own_settings(clusters.source))
     yield client
     client.close()
 
@@ -288,6 +289,7 @@ def test_acls_of_every_kind_are_created_listed_and_deleted(guarded: SandboxClust
     root.close()
 
 
+@pytest.mark.unsecured("about a cluster without an authorizer")
 def test_a_cluster_without_an_authorizer_says_so(admin: ClusterAdmin) -> None:
     """Listing ACLs where there are none to enforce is Kafka's SECURITY_DISABLED."""
     with pytest.raises(BrokerError) as caught:
@@ -352,7 +354,9 @@ def test_what_may_not_be_read_fails_alone_and_recovers_by_itself(
     mirror = RefreshedMirror(
         source=mirror_settings(guarded),
         destination=clusters.destination.settings(),
-        filters=FilterSettings(topics_include=(f"{stem}-.*",), groups_include=(f"{stem}-.*",)),
+        filters=FilterSettings(
+            topics_include=(f"{stem}-.*",), groups_include=(f"{stem}-.*",), acls_include=()
+        ),
         source_cluster_id=guarded.cluster_id,
     )
 

@@ -12,7 +12,11 @@ import pytest
 
 from tests.helpers.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.unsecured("about the benchmark, which makes clusters of its own"),
+]
 
 
 def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:

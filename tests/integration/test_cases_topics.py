@@ -15,7 +15,6 @@ from kmirror_dagster.lifecycle import MirrorState
 from kmirror_dagster.records import STATE_TOPIC
 from kmirror_dagster.sandbox.cluster import SandboxCluster
 from kmirror_dagster.sandbox.plan import random_uuid
-from kmirror_dagster.sandbox.properties import INTERNAL
 from tests.conftest import ClusterFactory, Clusters
 from tests.helpers.kafka import (
     DEADLINE_S,
@@ -329,7 +328,7 @@ def test_two_listeners_of_one_cluster_are_refused(clusters: Clusters, node: Node
     topic = unique_name("loop")
     create_topic(cluster.bootstrap, topic)
     produce(cluster.bootstrap, topic, numbered(10))
-    addresses = cluster.bootstrap_of(INTERNAL), cluster.bootstrap
+    addresses = cluster.bootstrap, clusters.destination_proxy.bootstrap
     assert len(set(addresses)) == 2
     before = everything(cluster.bootstrap)
     for source, destination in (addresses, addresses[::-1]):

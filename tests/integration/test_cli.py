@@ -30,6 +30,7 @@ from tests.helpers.kafka import (
     produce,
     produce_transaction,
 )
+from tests.helpers.secured import client_properties
 from tests.helpers.waiting import unique_name, wait_until
 
 pytestmark = pytest.mark.integration
@@ -104,7 +105,7 @@ class Bench:
         """A settings file; JSON is YAML."""
         document: dict[str, Any] = {
             "mirror": mirror,
-            "source": {"bootstrap.servers": self.source.bootstrap},
+            "source": client_properties(self.source.bootstrap, "source"),
             "destination": login(self.destination),
             "filters": {"topics.include": list(topics), "groups.include": [f"{mirror}-.*"]},
         } | changes

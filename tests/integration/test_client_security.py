@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,20 +11,32 @@ from typing import Any
 import pytest
 import trustme
 from confluent_kafka.admin import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from kafka.protocol.metadata.api_versions import ApiVersionsRequest
 
+from kmirror_dagster.broker.admin import ClusterAdmin
+from kmirror_dagster.broker.admin_types import NewTopic
 from kmirror_dagster.broker.clients import admin, check_reachable, consumer
 from kmirror_dagster.broker.connection import Connection
-from kmirror_dagster.errors import AuthenticationError, ClusterUnreachableError, KmirrorError
+from kmirror_dagster.broker.missing_rights import principal_of
+from kmirror_dagster.broker.wire import WireCluster
+from kmirror_dagster.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    ClusterUnreachableError,
+    KmirrorError,
+)
 from kmirror_dagster.sandbox.cluster import SandboxCluster
 from kmirror_dagster.sandbox.properties import ListenerPlan, Protocol
 from kmirror_dagster.settings import ClusterSettings
 from tests.helpers.identity import IdentityProvider, identity_provider
-from tests.helpers.waiting import wait_until
+from tests.helpers.secured import acls_of, advised, give
+from tests.helpers.waiting import unique_name, wait_until
 
 pytestmark = pytest.mark.integration
 
 SECRET = "hunter2-not-to-be-seen"
 WAIT_S = 15.0
+MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
 _MODULES = {
     "plain": 'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="%s";',
@@ -31,6 +44,12 @@ _MODULES = {
     "scram-sha-512": "org.apache.kafka.common.security.scram.ScramLoginModule required;",
     "oauthbearer": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required "
     'unsecuredLoginStringClaim_sub="broker";',
+}
+
+
+_AUTHORIZER = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",  # the broker itself; and who shows no certificate and does not log in
 }
 
 
@@ -84,7 +103,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureCluster]:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(home / "ca.pem"))
     for name, host in (("broker", "127.0.0.1"), ("client", "client.example.org")):
-        cert = authority.issue_cert(host)
+        cert = authority.issue_cert(host, common_name=host, organization_name="Clients, Ltd.")
         chain = "".join(pem.bytes().decode() for pem in cert.cert_chain_pems)
         key = _pkcs8(cert.private_key_pem.bytes())
         (home / f"{name}.pem").write_text(chain)
@@ -98,6 +117,8 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureCluster]:
     }
     sasl = {"sasl.enabled.mechanisms": ",".join(_MODULES).upper()}
     sasl |= {f"{name}.sasl.jaas.config": module.replace("%s", SECRET) for name, module in _MODULES.items()}
+    # whoever logged in with a token is asked for a new one when it expires (KIP-368)
+    sasl["oauthbearer.connections.max.reauth.ms"] = "3600000"
     # the handler of tokens without signature has to be asked for by name
     sasl["oauthbearer.sasl.server.callback.handler.class"] = (
         "org.apache.kafka.common.security.oauthbearer.internals.unsecured."
@@ -112,7 +133,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureCluster]:
     )
     with (
         identity_provider(secret=SECRET) as provider,
-        SandboxCluster("secure", home, listeners=listeners) as cluster,
+        SandboxCluster("secure", home, overrides=_AUTHORIZER, listeners=listeners) as cluster,
     ):
         made = SecureCluster(cluster, home, provider, authority)
         client = admin(made.settings("OPEN"))
@@ -176,7 +197,7 @@ def test_clients_connect_without_sasl(secure: SecureCluster, listener: str) -> N
 
 
 @pytest.mark.parametrize("listener", ["LOGIN", "SECURE"])
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_clients_connect_with_sasl(secure: SecureCluster, listener: str, mechanism: str) -> None:
     """Every mechanism, with and without TLS: one settings object gets both clients in."""
     both_clients_connect(secure, secure.login(listener, mechanism))
@@ -264,6 +285,74 @@ def test_an_identity_provider_out_of_order_is_no_refusal(secure: SecureCluster) 
         check_reachable(settings, 2.0)
     with pytest.raises(ClusterUnreachableError, match="token endpoint"):
         open_wire(settings)
+
+
+@pytest.mark.parametrize("way", ["MUTUAL", *MECHANISMS])
+def test_the_broker_sees_the_principal_that_the_check_names(secure: SecureCluster, way: str) -> None:
+    """Both clients are refused by that name, with the command that lets them in; granted, both are served."""
+    settings = secure.settings(way) if way == "MUTUAL" else secure.login("SECURE", way)
+    root = ClusterAdmin(secure.settings("OPEN"))
+    topic = unique_name("principal")
+    assert root.create_topics([NewTopic(topic, 1, 1)]) == {topic: None}
+    own = ClusterAdmin(settings)
+    try:
+        wait_until(lambda: not root.topics([topic]).errors)
+        refused = str(own.topics([topic]).errors[topic])
+        with pytest.raises(AuthorizationError) as caught:
+            asyncio.run(find_leader(settings, topic))
+        expected = {"MUTUAL": "User:CN=client.example.org,", "OAUTHBEARER": "User:kmirror"}.get(
+            way, "User:alice"
+        )
+        assert principal_of(settings).startswith(expected)
+        assert refused.startswith(f"{principal_of(settings)} lacks DESCRIBE on topic {topic} at ")
+        assert str(caught.value) == refused
+        (line,) = advised(refused)
+        give(root, acls_of(line))
+        wait_until(lambda: not own.topics([topic]).errors)
+        assert asyncio.run(find_leader(settings, topic)) == 1
+    finally:
+        own.close()
+        root.close()
+
+
+async def find_leader(settings: ClusterSettings, topic: str) -> int:
+    """Node id of a partition's leader, by the wire client."""
+    cluster = WireCluster(settings, role="source")
+    try:
+        return (await cluster.leader(topic, 0)).node_id
+    finally:
+        await cluster.close()
+
+
+def test_connections_outlive_their_tokens(secure: SecureCluster) -> None:
+    """Tokens of 3 s on a broker that asks for new ones: an idle and a busy wire client lose no request."""
+    with identity_provider(secret=SECRET, life_s=3.0) as provider:
+        settings = secure.login("LOGIN", "OAUTHBEARER", sasl_oauthbearer_token_endpoint_url=provider.url)
+
+        async def busy(cluster: WireCluster, until: float) -> set[Connection]:
+            seen: set[Connection] = set()
+            while time.monotonic() < until:
+                connection = await cluster.connection(1)
+                await connection.call(ApiVersionsRequest(), version=0)
+                seen.add(connection)
+                await asyncio.sleep(0.01)
+            return seen
+
+        async def go() -> int:
+            idle, working = (WireCluster(settings, role="source") for _ in range(2))
+            try:
+                await idle.refresh()
+                await working.refresh()
+                end = time.monotonic() + 7.0
+                connections = await busy(working, end)
+                await idle.refresh(force=True)  # two lives later, over a connection of its own
+                return len(connections)
+            finally:
+                await idle.close()
+                await working.close()
+
+        assert asyncio.run(go()) >= 3
+        assert len(provider.requests) >= 3
 
 
 @pytest.mark.case("E3")

@@ -26,6 +26,7 @@ from kmirror_dagster.verification.compare import compare_mirror
 from tests.conftest import start_all
 from tests.helpers.dagster_processes import DagsterProcesses
 from tests.helpers.kafka import Record, admin, create_topic, log_range, produce
+from tests.helpers.secured import client_properties, new_cluster
 from tests.helpers.waiting import unique_name, wait_until
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class Deployment:
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     home = tmp_path_factory.mktemp("deployment")
-    source, destination = SandboxCluster("source", home), SandboxCluster("destination", home)
+    source, destination = new_cluster("source", home, role="source"), new_cluster("destination", home)
     mirror, state_dir = unique_name("m"), home / "state"
     document, node = home / "mirror.yaml", home / "node.yaml"
     dagster = DagsterProcesses(
@@ -132,8 +133,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         start_all([source, destination])
         settings = {
             "mirror": mirror,
-            "source": {"bootstrap.servers": source.bootstrap},
-            "destination": {"bootstrap.servers": destination.bootstrap},
+            "source": client_properties(source.bootstrap, "source"),
+            "destination": client_properties(destination.bootstrap, "destination"),
             "filters": {"topics.include": [f"{mirror}\\..*"]},
             "policies": {"failover": {"bad_observations": 5, "cool_down_seconds": 0}},
         }

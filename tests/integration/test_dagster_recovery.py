@@ -16,7 +16,7 @@ from tests.helpers.kafka import create_topic, produce
 from tests.helpers.nodes import NodeMirror, NodeProcess, mirrored
 from tests.helpers.pairs import numbered
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("turnable", "rehearsable")]
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from tests.helpers.kafka import (
     producer,
     write,
 )
+from tests.helpers.secured import own_settings
 from tests.helpers.waiting import unique_name
 
 pytestmark = pytest.mark.integration
@@ -301,7 +302,7 @@ def test_a_throttled_mirror_slows_down_and_changes_nothing(clusters: Clusters) -
     client = f"{topic}-throttled"
     payload = bytes(range(256)) * 16
     produce(source, topic, [Record(b"%06d" % n + payload) for n in range(300)], {"batch.size": 32_768})
-    admin = ClusterAdmin(clusters.destination.settings())
+    admin = ClusterAdmin(own_settings(clusters.destination))
     entity = (("client-id", client),)
     try:
         assert admin.alter_client_quotas({entity: {"producer_byte_rate": 80_000.0}}) == {entity: None}

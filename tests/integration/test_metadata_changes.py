@@ -5,6 +5,7 @@ import pytest
 from kmirror_dagster.broker.admin import ClusterAdmin
 from tests.conftest import Clusters
 from tests.helpers.nodes import NodeProcess, mirrored
+from tests.helpers.secured import own_settings
 from tests.helpers.source_changes import SourceChanges, measure
 
 pytestmark = pytest.mark.integration
@@ -14,7 +15,7 @@ def test_every_change_at_the_source_is_right_at_the_destination(
     clusters: Clusters, node: NodeProcess
 ) -> None:
     """Topics, configurations, positions, quotas and log starts follow; deleted and recreated topics are named."""
-    admins = ClusterAdmin(clusters.source.settings()), ClusterAdmin(clusters.destination.settings())
+    admins = ClusterAdmin(own_settings(clusters.source)), ClusterAdmin(own_settings(clusters.destination))
     try:
         with mirrored(node, clusters.source.bootstrap, clusters.destination.bootstrap) as mirror:
             changes = SourceChanges(mirror, *admins, with_acls=False)

@@ -15,6 +15,7 @@ from kmirror_dagster.settings import FilterSettings
 from tests.conftest import Clusters
 from tests.helpers import kafka
 from tests.helpers.refreshing import RefreshedMirror, changes_of, commit, errors_of, step_of
+from tests.helpers.secured import own_settings
 from tests.helpers.waiting import unique_name, wait_until
 
 pytestmark = pytest.mark.integration
@@ -86,7 +87,7 @@ def test_a_commit_deleted_at_the_source_is_left_at_the_destination(
     commit(clusters.source.bootstrap, f"{group}-1", [(topic, 0, 4)])
     commit(clusters.source.bootstrap, f"{group}-2", [(topic, 0, 4)])
     mirror.refresh()
-    source = ClusterAdmin(clusters.source.settings())
+    source = ClusterAdmin(own_settings(clusters.source))
     assert source.delete_group_offsets(f"{group}-1", [(topic, 0)]) == {(topic, 0): None}
     commit(clusters.source.bootstrap, f"{group}-2", [(topic, 0, 7)])
 
@@ -157,7 +158,9 @@ def test_metadata_is_kept_and_no_leader_epoch_is_carried_over(
     topic, group = unique_name("text"), unique_name("text")
     mirror = mirrored(topic, groups=group)
     write_both(clusters, topic, 10)
-    source, destination = (ClusterAdmin(each.settings()) for each in (clusters.source, clusters.destination))
+    source, destination = (
+        ClusterAdmin(own_settings(each)) for each in (clusters.source, clusters.destination)
+    )
     commit_with_epoch(clusters.source.bootstrap, topic, group, 5)
 
     mirror.refresh()
@@ -230,7 +233,7 @@ def test_a_group_with_members_at_the_destination_is_left_alone(
 
     outcome = mirror.refresh()
     consumer.close()
-    destination = ClusterAdmin(clusters.destination.settings())
+    destination = ClusterAdmin(own_settings(clusters.destination))
     wait_until(lambda: destination.describe_groups([group]).values[group].state in ("Empty", "Dead"))
     mirror.refresh()
     destination.close()
@@ -292,8 +295,8 @@ def test_positions_of_share_groups_are_kept_equal(clusters: Clusters, mirrored: 
     write_both(clusters, topic, 5)
     commit(clusters.source.bootstrap, f"{group}-classic", [(topic, 0, 3)])
     source, destination = (
-        ClusterAdmin(clusters.source.settings()),
-        ClusterAdmin(clusters.destination.settings()),
+        ClusterAdmin(own_settings(clusters.source)),
+        ClusterAdmin(own_settings(clusters.destination)),
     )
 
     def moved(offset: int) -> bool:
@@ -327,8 +330,8 @@ def test_a_share_group_in_use_is_left_alone(clusters: Clusters, mirrored: Mirror
     mirror = mirrored(topic, groups=group)
     write_both(clusters, topic, 5)
     source, destination = (
-        ClusterAdmin(clusters.source.settings()),
-        ClusterAdmin(clusters.destination.settings()),
+        ClusterAdmin(own_settings(clusters.source)),
+        ClusterAdmin(own_settings(clusters.destination)),
     )
     position = {group: {(topic, 0): CommittedOffset(2)}}
     wait_until(lambda: source.alter_share_group_offsets(position).values.get(group) == {(topic, 0): None})
@@ -403,7 +406,9 @@ def test_a_compacted_topic_with_a_cut_head_gets_its_policy_when_aligned(
 ) -> None:
     """Until its head is cut the copy may be cut and expires nothing; then the source's own policy is in place."""
     topic = unique_name("aligned")
-    source, destination = (ClusterAdmin(each.settings()) for each in (clusters.source, clusters.destination))
+    source, destination = (
+        ClusterAdmin(own_settings(each)) for each in (clusters.source, clusters.destination)
+    )
     kafka.create_topic(clusters.source.bootstrap, topic, configs={"cleanup.policy": "delete"})
     kafka.produce(clusters.source.bootstrap, topic, [kafka.Record(b"x", key=b"k")] * 30)
     kafka.delete_records(clusters.source.bootstrap, topic, 10)

@@ -9,6 +9,7 @@ from kmirror_dagster.sandbox.cluster import SandboxCluster
 from kmirror_dagster.settings import ClusterSettings, MirrorSettings
 from tests.conftest import Clusters
 from tests.helpers import kafka
+from tests.helpers.secured import own_settings
 from tests.helpers.waiting import unique_name, wait_until
 
 pytestmark = pytest.mark.integration
@@ -33,6 +34,7 @@ def check(source: ClusterSettings, destination: ClusterSettings, *topics: str) -
             admin.close()
 
 
+@pytest.mark.unsecured("about clusters without an authorizer")
 def test_clusters_without_an_authorizer_lack_nothing(clusters: Clusters) -> None:
     """Ids and topics are told, every right is there, and that writes by others are only noticed."""
     topic = unique_name("check")
@@ -97,7 +99,7 @@ def add_user(cluster: SandboxCluster, name: str) -> None:
 
 def add_quota(cluster: SandboxCluster, user: str, bytes_per_second: float | None) -> None:
     """Limit what a user may produce, or end that."""
-    admin = ClusterAdmin(cluster.settings())
+    admin = ClusterAdmin(own_settings(cluster))
     entity = (("user", user),)
     try:
         changes = {entity: {"producer_byte_rate": bytes_per_second}}

@@ -14,6 +14,7 @@ from tests.conftest import Clusters
 from tests.helpers import kafka
 from tests.helpers.nodes import NodeProcess, mirrored
 from tests.helpers.refreshing import commit
+from tests.helpers.secured import own_settings
 from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -60,8 +61,8 @@ def test_positions_neither_fall_back_nor_stop_over_a_restart(clusters: Clusters,
     """Every sample is as high as the one before and within the copy; at the idle tail it is exact."""
     node = NodeProcess(tmp_path / "state", clusters.destination.bootstrap).start()
     source, destination = (
-        ClusterAdmin(clusters.source.settings()),
-        ClusterAdmin(clusters.destination.settings()),
+        ClusterAdmin(own_settings(clusters.source)),
+        ClusterAdmin(own_settings(clusters.destination)),
     )
     try:
         with mirrored(node, clusters.source.bootstrap, clusters.destination.bootstrap) as mirror:

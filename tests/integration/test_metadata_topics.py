@@ -12,6 +12,7 @@ from kmirror_dagster.settings import ClusterSettings, FilterSettings, PolicySett
 from tests.conftest import Clusters
 from tests.helpers import kafka
 from tests.helpers.refreshing import RefreshedMirror, changes_of, commit, errors_of, step_of
+from tests.helpers.secured import own_settings
 from tests.helpers.waiting import unique_name, wait_until
 
 pytestmark = pytest.mark.integration
@@ -49,7 +50,7 @@ def mirror_of(clusters: Clusters) -> Iterator[MirrorMaker]:
 @pytest.fixture
 def destination(clusters: Clusters) -> Iterator[ClusterAdmin]:
     """Admin client of the destination."""
-    admin = ClusterAdmin(clusters.destination.settings())
+    admin = ClusterAdmin(own_settings(clusters.destination))
     yield admin
     admin.close()
 
@@ -170,7 +171,7 @@ def test_excluded_and_cluster_local_keys_are_not_copied_on_either_path(
 
     mirror.refresh()
     created = overrides_of(destination, topic)
-    set_configs(clusters.source.settings(), topic, {"retention.ms": "80000", "segment.ms": "900000"})
+    set_configs(own_settings(clusters.source), topic, {"retention.ms": "80000", "segment.ms": "900000"})
     mirror.refresh()
     changed = overrides_of(destination, topic)
 
@@ -204,8 +205,8 @@ def test_removed_overrides_go_and_the_destination_s_own_stay(
     kafka.create_topic(clusters.source.bootstrap, topic, configs={"retention.ms": "60000"})
     mirror = mirror_of(topic)
     mirror.refresh()
-    set_configs(clusters.destination.settings(), topic, {"segment.ms": "700000"})
-    set_configs(clusters.source.settings(), topic, {}, ("retention.ms",))
+    set_configs(own_settings(clusters.destination), topic, {"segment.ms": "700000"})
+    set_configs(own_settings(clusters.source), topic, {}, ("retention.ms",))
     mirror.restart()
 
     outcome = mirror.refresh()
@@ -279,7 +280,7 @@ def test_a_topic_deleted_at_the_source_is_kept_and_never_made_again(
     """After two refreshes the deletion is the topic's error; the copy stays, and looking does not create the topic."""
     topic = unique_name("deleted")
     kafka.create_topic(clusters.source.bootstrap, topic)
-    source = ClusterAdmin(clusters.source.settings())
+    source = ClusterAdmin(own_settings(clusters.source))
     mirror = mirror_of(topic)
     mirror.refresh()
     kafka.delete_topic(clusters.source.bootstrap, topic)
@@ -301,7 +302,7 @@ def test_a_topic_recreated_at_the_source_is_an_error_until_the_copy_is_gone(
     """Another topic id at the source stops the topic; with the old copy deleted the new one is mirrored."""
     topic = unique_name("recreated")
     kafka.create_topic(clusters.source.bootstrap, topic)
-    source = ClusterAdmin(clusters.source.settings())
+    source = ClusterAdmin(own_settings(clusters.source))
     mirror = mirror_of(topic)
     former = mirror.refresh().topics[0].source_topic_id
     kafka.delete_topic(clusters.source.bootstrap, topic)

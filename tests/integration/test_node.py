@@ -35,6 +35,7 @@ from kmirror_dagster.settings import node_from_document
 from tests.conftest import ClusterFactory, Clusters
 from tests.helpers.kafka import DEADLINE_S, Record, admin, create_topic, produce
 from tests.helpers.nodes import STATE_PARTITIONS, NodeMirror, NodeProcess
+from tests.helpers.secured import client_properties, new_cluster
 from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -43,7 +44,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module")
 def destination(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxCluster]:
     """A destination of this module's own: its state topic is tampered with and its broker is stopped."""
-    cluster = SandboxCluster("node-destination", tmp_path_factory.mktemp("cluster"))
+    cluster = new_cluster("node-destination", tmp_path_factory.mktemp("cluster"))
     try:
         cluster.start()
         yield cluster
@@ -130,7 +131,9 @@ def test_second_node_on_a_directory_is_refused(node: NodeProcess) -> None:
 def test_callers_that_race_get_one_node(destination: SandboxCluster, tmp_path: Path) -> None:
     """Several callers that want a node at once come out with the same one."""
     state_dir = tmp_path / "state"
-    settings = node_from_document({"destination": {"bootstrap.servers": destination.bootstrap}}, {})
+    settings = node_from_document(
+        {"destination": client_properties(destination.bootstrap, "destination")}, os.environ
+    )
     try:
         with ThreadPoolExecutor(3) as pool:
             found = [pool.submit(ensure_node, state_dir, settings, wait_s=90) for _ in range(3)]

@@ -14,15 +14,16 @@ from tests.conftest import Clusters
 from tests.helpers.command_line import kmirror
 from tests.helpers.kafka import Record, create_topic, produce
 from tests.helpers.nodes import NodeMirror, NodeProcess, mirrored
+from tests.helpers.secured import own_settings
 from tests.helpers.waiting import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("rehearsable")]
 
 
 def shadow_topics(clusters: Clusters, mirror: str) -> list[str]:
     found: list[str] = []
     for cluster in (clusters.source, clusters.destination):
-        admin = ClusterAdmin(cluster.settings())
+        admin = ClusterAdmin(own_settings(cluster))
         try:
             found += [name for name in admin.topic_names() if name.startswith(f"__kmirror_drill.{mirror}.")]
         finally:

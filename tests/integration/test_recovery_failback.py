@@ -31,7 +31,7 @@ from tests.helpers.nodes import NodeMirror, NodeProcess, mirrored, ranges
 from tests.helpers.pairs import Pair, numbered
 from tests.helpers.waiting import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("turnable")]
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +194,7 @@ def test_switchover_and_back_copies_nothing_anew(pair: Pair) -> None:
     pair.back.compare(topic)
 
 
+@pytest.mark.unsecured("about a cluster without an authorizer")
 def test_switchover_with_a_writer_is_not_done(pair: Pair) -> None:
     """Where writers cannot be fenced and do not end, it says so; given up, the mirror is as it was."""
     forward = pair.forward

@@ -16,14 +16,15 @@ from tests.conftest import Clusters
 from tests.helpers.kafka import Record, consume, create_topic, produce, produce_transaction
 from tests.helpers.nodes import NodeProcess, mirrored
 from tests.helpers.pairs import Pair, numbered
+from tests.helpers.secured import own_settings
 from tests.helpers.waiting import unique_name, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("turnable")]
 
 
 def tails(clusters: Clusters, topic: str, first: int, end: int) -> dict[tuple[str, int], tuple[int, LogEnds]]:
     """What is to be saved, once the log ends there: the marker of an abort follows the call."""
-    admin = ClusterAdmin(clusters.source.settings())
+    admin = ClusterAdmin(own_settings(clusters.source))
 
     def look() -> dict[tuple[str, int], LogEnds]:
         ends, _ = read_ends(admin, [(topic, 0)])

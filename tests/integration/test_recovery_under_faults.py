@@ -22,7 +22,7 @@ from tests.helpers.recovery_faults import (
     Side,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("turnable")]
 
 _SHORT_S = 2.0
 

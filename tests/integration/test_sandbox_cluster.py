@@ -17,7 +17,7 @@ from tests.helpers.kafka import (
 )
 from tests.helpers.waiting import unique_name
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.unsecured("about the sandbox itself")]
 
 
 def test_both_clusters_serve_and_are_two(clusters: Clusters) -> None:

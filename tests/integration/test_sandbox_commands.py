@@ -17,7 +17,7 @@ from kmirror_dagster.settings import load_mirror, load_node
 from tests.helpers.kafka import READ_UNCOMMITTED, committed_offsets, consume, log_range
 from tests.helpers.waiting import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.unsecured("about the sandbox itself")]
 
 BASE_MS = "1790000000000"
 

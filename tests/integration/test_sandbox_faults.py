@@ -18,7 +18,7 @@ from tests.conftest import ClusterFactory
 from tests.helpers.kafka import Record, admin, consume, create_topic, log_range, produce
 from tests.helpers.waiting import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.unsecured("about the sandbox itself")]
 
 
 def is_gone(pid: int) -> bool:

@@ -1,6 +1,7 @@
 """Schemas: the registry's topic mirrored exactly, and ids of mirrored records looked up at the destination."""
 
 import json
+import os
 import struct
 import threading
 from collections.abc import Iterator
@@ -83,7 +84,7 @@ def test_schemas_are_mirrored_exactly_and_missing_ids_are_named(
         mirror.await_states(MirrorState.MIRRORING, SCHEMAS, topic)
         mirror.await_copied(SCHEMAS, topic)
         mirror.compare(SCHEMAS, topic)
-        settings = mirror_from_document({**mirror.document, "schema_registry": {"url": url}}, {})
+        settings = mirror_from_document({**mirror.document, "schema_registry": {"url": url}}, os.environ)
         registry = Registry(settings.schema_registry)
         report = check_schemas(settings, [SCHEMAS, topic], registry)
         register(source, "late", 42)
