@@ -1,5 +1,6 @@
 """Killing a copying process again and again while its source is written to."""
 
+import asyncio
 import contextlib
 import random
 import threading
@@ -17,6 +18,8 @@ from tests.helpers.histories import LONG, RawWriter, records
 from tests.helpers.kafka import create_topic, produce, produce_transaction
 from tests.helpers.waiting import unique_name, wait_until
 
+# between two rounds of the writer: what it writes is compared in memory, and a slow machine takes its time to kill
+_PACE_S = 0.05
 _CONFIGS = {"retention.ms": "-1", "message.timestamp.after.max.ms": LONG}
 
 
@@ -49,6 +52,7 @@ class SteadyWriter:
             while not self._stop.is_set():
                 await write_mixed(raw, self._topic, self._partitions, 1, seed=seed)
                 seed += 1
+                await asyncio.sleep(_PACE_S)
             await raw.settled(self._topic, self._partitions)
             await raw.close()
 
