@@ -59,8 +59,8 @@ goes ahead and does not count: brokers are slower until they have compiled what 
 - **kmirror** is a node started as users start it, with one mirror; all settings are the defaults, the same for every
   workload.
 - **MirrorMaker 2** runs in dedicated mode, one task a partition, tuned for throughput by
-  [`bench/mirrormaker.properties`](../bench/mirrormaker.properties), in `latency` with the addition of
-  [`bench/mirrormaker-latency.properties`](../bench/mirrormaker-latency.properties). JVM: `{jvm}`.
+  `bench/mirrormaker.properties`, in `latency` with the addition of
+  `bench/mirrormaker-latency.properties`. JVM: `{jvm}`.
 - **produce only** writes the batches of `bulk` from memory with kmirror's own wire code, as many requests under way
   and partitions in a request as a mirror has: the most this destination takes from it.
 
