@@ -17,7 +17,7 @@ from kafka.protocol.producer.transaction import EndTxnRequest
 from kmirror_dagster.broker import batches, codecs, codes, produce
 from kmirror_dagster.broker.batches import RawRecord
 from kmirror_dagster.broker.transactions import TransactionalProducer
-from kmirror_dagster.broker.wire import WireCluster
+from kmirror_dagster.broker.wire import LATEST, WireCluster
 from kmirror_dagster.sandbox.cluster import SandboxCluster
 from kmirror_dagster.settings import ClusterSettings
 from tests.helpers.kafka import DEADLINE_S, Record, admin, delete_records, log_range, produce_transaction
@@ -181,13 +181,18 @@ class RawWriter:
         assert answer.error_code == 0, answer
 
     async def settled(self, topic: str, partitions: Sequence[int]) -> None:
-        """Wait until no transaction is open in partitions: markers are written after `end` was answered."""
+        """Wait until no transaction is open in partitions: markers are written after `end` was answered.
+
+        The last stable offset follows a moment after the marker, when that is replicated.
+        """
+        wanted = [(topic, partition) for partition in partitions]
         for _ in range(2_000):
             left = False
             for partition in partitions:
                 states = await self.cluster.producers(topic, partition)
                 left = left or any(state.open_transaction_start >= 0 for state in states)
-            if not left:
+            stable = await self.cluster.list_offsets(wanted, LATEST, isolation=1)
+            if not left and stable == await self.cluster.list_offsets(wanted, LATEST):
                 return
             await asyncio.sleep(0.005)
         raise AssertionError(f"transactions of {topic} stay open")
