@@ -140,7 +140,7 @@ class Connection:
         self._tls = False
         self._expires_at = math.inf
         self._retired = False
-        self._clogged = False
+        self._given_up: asyncio.Future[Frame] | None = None  # the newest answer nobody waits for any more
         # of the exchange of versions, which costs the broker next to nothing
         self.round_trip_s = math.inf
         self.last_used = time.monotonic()
@@ -272,9 +272,8 @@ class Connection:
 
         Not when the broker soon wants to see the credentials again, nor behind a request that was given up.
         """
-        if self._clogged and not self._waiting:
-            self._clogged = False  # it was late, no more
-        usable = self._sock is not None and self._error is None and not self._clogged
+        answering = self._given_up is None or self._given_up.done()
+        usable = self._sock is not None and self._error is None and answering
         return usable and time.monotonic() < self._expires_at
 
     @property
@@ -310,10 +309,10 @@ class Connection:
         try:
             frame = await asyncio.wait_for(asyncio.shield(future), deadline_s)
         except asyncio.CancelledError:
-            self._clogged = True
+            self._given_up = future
             raise
         except asyncio.TimeoutError:
-            self._clogged = True
+            self._given_up = future
             raise DeadlineError(
                 f"{type(request).__name__} to {self.host}:{self.port} unanswered after {deadline_s:g} s"
             ) from None

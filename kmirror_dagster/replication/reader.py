@@ -60,11 +60,11 @@ class SourceReader:
         node_id: int,
         budget: Budget,
         *,
-        lane: int = 0,
+        lane: int,
         on_ready: Callable[[Copier], None],
         on_moved: Callable[[Copier], None],
         on_refused: Callable[[Copier, FetchedPartition], None],
-        on_far: Callable[[], None] = lambda: None,
+        on_far: Callable[[], None],
     ) -> None:
         self.node_id = node_id
         self._lane = f"fetch-{lane}"
